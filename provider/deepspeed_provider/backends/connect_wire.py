@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few Spark Connect calls that a durable run needs, and nothing of a DataFrame.
+
+The stock client releases responses as it reads them and hides operation ids; a run that outlives
+its submitter needs neither. Everything here is stateless: session and operation ids are ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from deepspeed_provider.backends.base import BackendUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.proto import ExecutePlanRequest
+
+CLIENT_TYPE = "airflow-provider-deepspeed"
+
+# Answers that say nothing about the run, only that the server cannot be asked right now.
+UNAVAILABLE_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireProblem:
+    """A refusal or failure as the server tells it: gRPC code, Spark error class, message."""
+
+    code: str
+    error_class: str
+    message: str
+
+
+class WireError(Exception):
+    """The server answered, and the answer is an error."""
+
+    def __init__(self, problem: WireProblem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+    def says(self, *error_classes: str) -> bool:
+        """Whether the error is one of these Spark error classes (``INVALID_HANDLE.X`` or ``X``)."""
+        return any(
+            self.problem.error_class.endswith(name)
+            or f"[{name}]" in self.problem.message
+            or f".{name}]" in self.problem.message
+            for name in error_classes
+        )
+
+
+class ConnectWire:
+    """Raw calls to one Spark Connect server under one user id. Close it, or use it in ``with``.
+
+    Every method raises ``BackendUnavailable`` when the server does not answer in time and
+    ``WireError`` when it answers with an error.
+    """
+
+    def __init__(self, url: str, user_id: str, timeout_seconds: float = 20.0) -> None:
+        from pyspark.sql.connect.client.core import DefaultChannelBuilder
+        from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
+
+        self._proto = base_pb2
+        self._builder = DefaultChannelBuilder(url)
+        self._channel = self._builder.toChannel()
+        self._stub = base_pb2_grpc.SparkConnectServiceStub(self._channel)
+        self._user_id = user_id
+        self._timeout_seconds = timeout_seconds
+
+    def __enter__(self) -> ConnectWire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def healthy(self, timeout_seconds: float) -> bool:
+        """Whether a server answers at all. Leaves no session behind."""
+        nobody = "00000000-0000-4000-8000-000000000000"
+        try:
+            self.status(nobody, nobody, timeout_seconds=timeout_seconds)
+        except BackendUnavailable:
+            return False
+        except WireError as error:
+            return error.problem.code != "UNIMPLEMENTED"
+        return True
+
+    def status(self, session_id: str, operation_id: str, timeout_seconds: float | None = None) -> str | None:
+        """State of an operation without its ``OPERATION_STATE_`` prefix; None when it is not known."""
+        request = self._proto.GetStatusRequest(**self._who(session_id))
+        request.operation_status.operation_ids.append(operation_id)
+        try:
+            with _translated():
+                answer = self._stub.GetStatus(request, **self._call(timeout_seconds))
+        except WireError as error:
+            if error.says("SESSION_NOT_FOUND", "SESSION_CLOSED", "SESSION_CHANGED"):
+                return None
+            raise
+        for status in answer.operation_statuses:
+            if status.operation_id == operation_id:
+                name = self._proto.GetStatusResponse.OperationStatus.OperationState.Name(status.state)
+                return None if name.endswith("_UNKNOWN") else str(name).removeprefix("OPERATION_STATE_")
+        return None
+
+    def execute(self, request: ExecutePlanRequest) -> None:
+        """Sends a plan and returns when the server holds it: at its first answer.
+
+        ``request`` carries the session and operation ids; nothing is released, so that any other
+        process can read every response later.
+        """
+        request.request_options.append(
+            self._proto.ExecutePlanRequest.RequestOption(
+                reattach_options=self._proto.ReattachOptions(reattachable=True)
+            )
+        )
+        with _translated():
+            stream = self._stub.ExecutePlan(request, **self._call(None))
+            try:
+                next(stream, None)
+            finally:
+                stream.cancel()
+
+    def touch(self, session_id: str, operation_id: str, wait_seconds: float = 1.0) -> None:
+        """A brief reattach. Only this resets the server's detached time-out; a status does not."""
+        try:
+            for _ in self._reattach(session_id, operation_id, wait_seconds):
+                return
+        except BackendUnavailable:
+            # Nothing was sent within wait_seconds: a running operation has nothing to say yet.
+            return
+
+    def responses(self, session_id: str, operation_id: str) -> Iterator[bytes]:
+        """Arrow IPC streams of the whole result, in order, from the first one on."""
+        last = None
+        while True:
+            for response in self._reattach(session_id, operation_id, self._timeout_seconds, last):
+                last = response.response_id
+                if response.HasField("arrow_batch"):
+                    yield response.arrow_batch.data
+                if response.HasField("result_complete"):
+                    return
+
+    def interrupt(self, session_id: str, operation_id: str) -> None:
+        """Asks the server to cancel an operation; one that is not running is left as it is."""
+        request = self._proto.InterruptRequest(
+            **self._who(session_id),
+            interrupt_type=self._proto.InterruptRequest.INTERRUPT_TYPE_OPERATION_ID,
+            operation_id=operation_id,
+        )
+        try:
+            with _translated():
+                self._stub.Interrupt(request, **self._call(None))
+        except WireError as error:
+            if not error.says("SESSION_NOT_FOUND", "SESSION_CLOSED", "SESSION_CHANGED", "OPERATION_NOT_FOUND"):
+                raise
+
+    def release_session(self, session_id: str) -> None:
+        """Lets the server forget a session and what it holds."""
+        with _translated():
+            self._stub.ReleaseSession(self._proto.ReleaseSessionRequest(**self._who(session_id)), **self._call(None))
+
+    def _reattach(
+        self, session_id: str, operation_id: str, timeout_seconds: float, last_response_id: str | None = None
+    ) -> Iterator[Any]:
+        request = self._proto.ReattachExecuteRequest(
+            **self._who(session_id), operation_id=operation_id, last_response_id=last_response_id
+        )
+        with _translated():
+            stream = self._stub.ReattachExecute(request, **self._call(timeout_seconds))
+            try:
+                yield from stream
+            finally:
+                stream.cancel()
+
+    def _who(self, session_id: str) -> dict[str, Any]:
+        return {
+            "session_id": session_id,
+            "user_context": self._proto.UserContext(user_id=self._user_id),
+            "client_type": CLIENT_TYPE,
+        }
+
+    def _call(self, timeout_seconds: float | None) -> dict[str, Any]:
+        return {"metadata": self._builder.metadata(), "timeout": timeout_seconds or self._timeout_seconds}
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Turns gRPC errors into ours."""
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        problem = _problem(error)
+        if problem.code in UNAVAILABLE_CODES:
+            raise BackendUnavailable(
+                f"the Spark Connect server did not answer: {problem.code}: {problem.message}"
+            ) from error
+        raise WireError(problem) from error
+
+
+def _problem(error: Any) -> WireProblem:
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
+    error_class = ""
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+            error_class = info.metadata.get("errorClass", "")
+    return WireProblem(code=error.code().name, error_class=error_class, message=error.details() or "")

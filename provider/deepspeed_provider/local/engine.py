@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded engine: a Spark Connect server on this machine, in a process group of its own.
+
+It outlives whoever started it (an Airflow worker, a test, a terminal): its state file tells any
+other process where it listens, and ``stop`` ends the whole group.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import filelock
+import psutil
+
+from deepspeed_provider.errors import EngineError
+from deepspeed_provider.local.jvm import JAVA_MODULE_OPTIONS, find_jvm
+
+STATE_FILE = "engine.json"
+HOME_VARIABLE = "DEEPSPEED_PROVIDER_HOME"
+
+# One Spark task slot per rank, plus slots so that reading progress and preparing data never wait
+# for a training that holds its barrier slots for hours.
+SPARE_TASK_SLOTS = 2
+
+SPARK_CONF: Mapping[str, str] = {
+    # An operation without a reattach is cancelled after this time; Airflow may be down for days.
+    "spark.connect.execute.manager.detachedTimeout": "30d",
+    "spark.connect.session.manager.defaultSessionTimeout": "30d",
+    # Ended operations and sessions stay known, so that a later attempt still finds how its run ended.
+    "spark.connect.execute.manager.abandonedTombstonesSize": "100000",
+    "spark.connect.session.manager.closedSessionsTombstonesSize": "100000",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.eventLog.buffer.kb": "8k",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.ansi.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+    # The server is the executor too; a dropped heartbeat on a busy laptop must not kill a training.
+    "spark.executor.heartbeatInterval": "60s",
+    "spark.network.timeout": "1h",
+    # Ranks are heavy processes; a fresh Python worker per task keeps their environment clean.
+    "spark.python.worker.reuse": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Where a running engine listens and which processes are its own."""
+
+    pid: int
+    created: float
+    """Start time of the process, seconds since the epoch; guards against a reused pid."""
+    port: int
+    ui_port: int | None
+    home: str
+    ranks: int
+
+    @property
+    def url(self) -> str:
+        return f"sc://127.0.0.1:{self.port}"
+
+    @property
+    def ui_url(self) -> str | None:
+        return f"http://127.0.0.1:{self.ui_port}" if self.ui_port else None
+
+    @property
+    def event_log_dir(self) -> Path:
+        return Path(self.home, "events")
+
+    @property
+    def alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.created) < 2 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How to start the engine.
+
+    Attributes:
+        ranks: how many training processes must fit side by side.
+        port: of Spark Connect; 0 takes a free one.
+        ui_port: of the Spark UI; 0 takes a free one, None switches it off.
+        python: interpreter of the workers, the one that has torch and DeepSpeed.
+        driver_memory: heap of the JVM; the ranks live outside it.
+        conf: more Spark settings, which win over ours.
+        environment: the whole environment of the server; None inherits this process's.
+    """
+
+    ranks: int = 2
+    port: int = 0
+    ui_port: int | None = 0
+    python: str = sys.executable
+    driver_memory: str = "1g"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
+    start_timeout_seconds: float = 120.0
+
+
+def default_home() -> Path:
+    """State folder of the engine: ``DEEPSPEED_PROVIDER_HOME``, else ``~/.deepspeed-provider``."""
+    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".deepspeed-provider").absolute()
+
+
+class EmbeddedEngine:
+    """Starts, finds and stops the engine of one state folder.
+
+    As a context manager it starts an engine and stops it at the end, for tests.
+    """
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        settings: EngineSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.home = (home or default_home()).absolute() / "engine"
+        self.settings = settings or EngineSettings()
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def log_path(self) -> Path:
+        return self.home / "engine.log"
+
+    @property
+    def url(self) -> str:
+        """Connection URL of the running engine; raises EngineError when it does not run."""
+        info = self.running()
+        if info is None:
+            raise EngineError(
+                f"No embedded engine runs from {self.home}; start one with `deepspeed-provider engine start`."
+            )
+        return info.url
+
+    def running(self) -> EngineInfo | None:
+        """The live engine of this folder, or None."""
+        try:
+            info = EngineInfo(**json.loads((self.home / STATE_FILE).read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        return info if info.alive else None
+
+    def ensure(self) -> EngineInfo:
+        """The running engine, started if there is none. Safe against concurrent callers."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(self.home / "engine.lock"):
+            return self.running() or self._start()
+
+    def stop(self, grace_seconds: float = 15.0) -> None:
+        """Ends the server and everything it started; returns when no process is left."""
+        info = self.running()
+        if info is not None:
+            stop_group(info.pid, grace_seconds)
+        (self.home / STATE_FILE).unlink(missing_ok=True)
+
+    def __enter__(self) -> EmbeddedEngine:
+        self.ensure()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> EngineInfo:
+        (self.home / "events").mkdir(exist_ok=True)
+        (self.home / "scratch").mkdir(exist_ok=True)
+        settings = self.settings
+        port = settings.port or free_port()
+        ui_port = None if settings.ui_port is None else settings.ui_port or free_port()
+        require_free(port, "Spark Connect")
+        with self.log_path.open("ab") as log:
+            server = subprocess.Popen(
+                self._command(port, ui_port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                cwd=self.home,
+                start_new_session=True,
+            )
+        info = EngineInfo(
+            pid=server.pid,
+            created=psutil.Process(server.pid).create_time(),
+            port=port,
+            ui_port=ui_port,
+            home=str(self.home),
+            ranks=settings.ranks,
+        )
+        # Written before the health check: whoever kills us meanwhile can still find and stop it.
+        _write_atomically(self.home / STATE_FILE, json.dumps(asdict(info)))
+        try:
+            self._wait_until_healthy(server, info)
+        except BaseException:
+            stop_group(server.pid, 2.0)
+            raise
+        return info
+
+    def _command(self, port: int, ui_port: int | None) -> list[str]:
+        spec = importlib.util.find_spec("pyspark")
+        jars = Path(spec.origin).parent / "jars" if spec and spec.origin else None
+        if jars is None or not jars.is_dir():
+            raise EngineError(
+                "The embedded engine needs full pyspark with its jars, which is not installed. "
+                "Install `airflow-provider-deepspeed[local]`."
+            )
+        settings = self.settings
+        conf = {
+            **SPARK_CONF,
+            "spark.master": f"local[{settings.ranks + SPARE_TASK_SLOTS}]",
+            "spark.driver.memory": settings.driver_memory,
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.eventLog.dir": (self.home / "events").as_uri(),
+            "spark.local.dir": str(self.home / "scratch"),
+            "spark.sql.warehouse.dir": (self.home / "warehouse").as_uri(),
+            "spark.ui.enabled": "false" if ui_port is None else "true",
+            **({} if ui_port is None else {"spark.ui.port": str(ui_port)}),
+            **settings.conf,
+        }
+        return [
+            str(find_jvm(settings.environment).java),
+            f"-Xmx{settings.driver_memory}",
+            *JAVA_MODULE_OPTIONS,
+            "-cp",
+            f"{jars}/*",
+            "org.apache.spark.deploy.SparkSubmit",
+            "--class",
+            "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "--name",
+            "deepspeed-provider embedded engine",
+            *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
+            "spark-internal",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        inherited = os.environ if self.settings.environment is None else self.settings.environment
+        environment = {
+            name: value
+            for name, value in inherited.items()
+            # Left over from a client in this process, these would turn the server into a client.
+            if name not in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_HOME")
+            # A server outlives the task that started it; Airflow's task variables are not its own.
+            and not name.startswith(("AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW"))
+        }
+        environment["PYSPARK_PYTHON"] = self.settings.python
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+        environment["SPARK_LOCAL_HOSTNAME"] = "localhost"
+        return environment
+
+    def _wait_until_healthy(self, server: subprocess.Popen[bytes], info: EngineInfo) -> None:
+        deadline = self._clock() + self.settings.start_timeout_seconds
+        while self._clock() < deadline:
+            if server.poll() is not None:
+                raise EngineError(
+                    f"The embedded engine ended while starting (exit status {server.returncode}). "
+                    f"Its log, {self.log_path}, ends with: {last_line(self.log_path)}"
+                )
+            if answers(info.url):
+                return
+            self._sleep(0.2)
+        raise EngineError(
+            f"The embedded engine did not answer on port {info.port} within "
+            f"{self.settings.start_timeout_seconds:g} s. See {self.log_path}."
+        )
+
+
+def ensure_engine(home: Path | None = None, settings: EngineSettings | None = None) -> EngineInfo:
+    """The running engine of ``home``, started when there is none."""
+    return EmbeddedEngine(home, settings).ensure()
+
+
+def answers(url: str) -> bool:
+    """Whether a Spark Connect server answers at ``url`` (one cheap call, no session left behind)."""
+    from deepspeed_provider.backends.connect_wire import ConnectWire
+
+    with ConnectWire(url, user_id="health-check") as wire:
+        return wire.healthy(timeout_seconds=2.0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(port: int, service: str) -> None:
+    """Raises EngineError naming the service when somebody else listens on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise EngineError(
+                f"Port {port}, wanted by {service}, is in use by another program. Stop it or choose another port."
+            ) from None
+
+
+def stop_group(pid: int, grace_seconds: float) -> None:
+    """Terminates the process group led by ``pid`` and everything below it, then kills what is left."""
+    family = _family(pid)
+    _signal_group(pid, signal.SIGTERM)
+    _, left = psutil.wait_procs(family, timeout=grace_seconds)
+    family = list({*left, *_family(pid)})
+    _signal_group(pid, signal.SIGKILL)
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=5)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        leader = psutil.Process(pid)
+        return [leader, *leader.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def last_line(path: Path) -> str:
+    """The last non-empty line of a log, or a note that there is none."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        lines = []
+    return lines[-1] if lines else "(nothing)"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
