@@ -131,11 +131,11 @@ class ConnectWire:
             # Nothing was sent within wait_seconds: a running operation has nothing to say yet.
             return
 
-    def responses(self, session_id: str, operation_id: str) -> Iterator[bytes]:
+    def responses(self, session_id: str, operation_id: str, timeout_seconds: float | None = None) -> Iterator[bytes]:
         """Arrow IPC streams of the whole result, in order, from the first one on."""
         last = None
         while True:
-            for response in self._reattach(session_id, operation_id, self._timeout_seconds, last):
+            for response in self._reattach(session_id, operation_id, timeout_seconds or self._timeout_seconds, last):
                 last = response.response_id
                 if response.HasField("arrow_batch"):
                     yield response.arrow_batch.data

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs over Spark Connect that outlive their submitter.
+
+``DeepspeedTorchDistributor`` builds the barrier stage; we send it as a detached operation under
+ids of our own, so that any other process can ask for its state, fetch its result or cancel it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deepspeed_provider.backends.base import (
+    BackendUnavailable,
+    RunHandle,
+    RunIdentity,
+    RunRequest,
+    RunState,
+    RunStatus,
+)
+from deepspeed_provider.backends.code_archive import build_code_archive
+from deepspeed_provider.backends.connect_wire import CLIENT_TYPE, ConnectWire, WireError
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+
+# Spark's names of operation states; a name that is not here is taken as still running.
+STATES = {
+    "RUNNING": RunState.RUNNING,
+    "TERMINATING": RunState.TERMINATING,
+    "SUCCEEDED": RunState.SUCCEEDED,
+    "FAILED": RunState.FAILED,
+    "CANCELLED": RunState.CANCELLED,
+}
+
+# (text in the operation's error, kind, what a person should know). First match wins.
+# Source: error classes of Spark 4.3 (python/pyspark/errors, core/src/main/resources/error).
+ERROR_PATTERNS: tuple[tuple[str, FailureKind, str], ...] = (
+    (
+        "PYTHON_VERSION_MISMATCH",
+        FailureKind.USER,
+        "client and cluster run different Python minor versions; run Airflow's workers on the cluster's version",
+    ),
+    ("SPARK-24819", FailureKind.CAPACITY, "the cluster has fewer free task slots than the run has ranks"),
+    ("OPERATION_CANCELED", FailureKind.CANCELLED, "the operation was cancelled on the server"),
+    ("OPERATION_ABANDONED", FailureKind.CANCELLED, "the server gave the operation up because nobody asked for it"),
+)
+
+READ_TIMEOUT_SECONDS = 20.0
+
+# An operation that is being stopped sends nothing until its processes have gone.
+ENDING_TIMEOUT_SECONDS = 2.0
+
+
+class SparkConnectBackend:
+    """The six verbs of ``Backend`` on one Spark Connect server.
+
+    Args:
+        url: ``sc://host:port/;key=value``; may carry a token, so it is never logged or stored.
+        user_id: the same in every process that asks for a run; sessions belong to a user id.
+    """
+
+    name = "spark_connect"
+
+    def __init__(self, url: str, user_id: str = "airflow") -> None:
+        self._url = url
+        self._user_id = user_id
+
+    def __repr__(self) -> str:
+        return f"SparkConnectBackend(user_id={self._user_id!r})"
+
+    def mint(self, request: RunRequest, identity: RunIdentity) -> RunHandle:
+        return RunHandle(
+            backend=self.name,
+            token=identity.token,
+            generation=identity.generation,
+            output_uri=request.output_uri,
+            world_size=request.world_size,
+            ids={"session_id": identity.uuid("session"), "operation_id": identity.uuid("operation")},
+        )
+
+    def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
+        session_id, operation_id = handle.ids["session_id"], handle.ids["operation_id"]
+        with self._wire() as wire:
+            if wire.status(session_id, operation_id) is not None:
+                return handle
+            with self._session(session_id) as spark:
+                plan = _detached_plan(spark, request, f"{handle.token[:12]}")
+                plan.operation_id = operation_id
+                plan.tags.extend([CLIENT_TYPE, f"run-{handle.token[:12]}"])
+                try:
+                    wire.execute(plan)
+                except WireError as error:
+                    # Both say that this identity already arrived; poll() tells how it went on.
+                    if not error.says("OPERATION_ALREADY_EXISTS", "OPERATION_ABANDONED"):
+                        raise FineTuneError(_judge_error(error)) from error
+        return handle
+
+    def poll(self, handle: RunHandle) -> RunStatus:
+        session_id, operation_id = handle.ids["session_id"], handle.ids["operation_id"]
+        with self._wire() as wire:
+            state = wire.status(session_id, operation_id)
+            if state is None:
+                return self._poll_forgotten(wire, handle)
+            if state == "TERMINATING":
+                return self._poll_ending(wire, handle)
+            status = RunStatus(state=STATES.get(state, RunState.RUNNING), detail=state)
+            if not status.state.terminal:
+                # A failed touch is no news about the run; the state above is.
+                with contextlib.suppress(WireError):
+                    wire.touch(session_id, operation_id)
+            return status
+
+    def result(self, handle: RunHandle) -> Any:
+        status = self.poll(handle)
+        if status.state is RunState.LOST:
+            raise FineTuneError(
+                Failure(
+                    kind=FailureKind.TRANSIENT,
+                    message="the server holds no such run; it was lost with its server",
+                    evidence="operation status",
+                )
+            )
+        if not status.state.terminal and status.state is not RunState.TERMINATING:
+            raise ValueError(f"run {handle.token[:12]} has no result yet: it is {status.state}")
+        try:
+            with self._wire() as wire:
+                return _decode(wire.responses(handle.ids["session_id"], handle.ids["operation_id"]))
+        except WireError as error:
+            raise FineTuneError(_judge_error(error)) from error
+
+    def cancel(self, handle: RunHandle) -> None:
+        with self._wire() as wire:
+            wire.interrupt(handle.ids["session_id"], handle.ids["operation_id"])
+
+    def read_texts(self, uri_pattern: str) -> dict[str, str]:
+        from pyspark.errors import AnalysisException, PySparkException
+
+        # A session of its own, released at the end: reading must not touch the run's session.
+        with self._session(str(uuid.uuid4()), release=True) as spark:
+            try:
+                rows = (
+                    spark.read.text(uri_pattern, wholetext=True)
+                    .selectExpr("_metadata.file_name AS name", "value")
+                    .collect()
+                )
+            except AnalysisException as error:
+                if error.getCondition() == "PATH_NOT_FOUND":
+                    return {}
+                raise
+            except PySparkException as error:
+                # A file replaced between listing and reading: the next poll reads the new one.
+                if "FILE_NOT_EXIST" in str(error) or "FileNotFoundException" in str(error):
+                    return {}
+                raise
+        return {row["name"]: row["value"] for row in rows}
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A Spark Connect session for ordinary DataFrame work, released at the end."""
+        with self._session(str(uuid.uuid4()), release=True) as spark:
+            yield spark
+
+    def _poll_ending(self, wire: ConnectWire, handle: RunHandle) -> RunStatus:
+        """Judges an operation that has ended on the server but whose responses nobody has read.
+
+        The server calls it TERMINATING until a client has seen its last response, so the state
+        alone never says how it ended; the stream does.
+        """
+        try:
+            for _ in wire.responses(handle.ids["session_id"], handle.ids["operation_id"], ENDING_TIMEOUT_SECONDS):
+                continue
+        except WireError as error:
+            cancelled = error.says("OPERATION_CANCELED", "OPERATION_ABANDONED")
+            return RunStatus(
+                state=RunState.CANCELLED if cancelled else RunState.FAILED, detail=error.problem.error_class
+            )
+        except BackendUnavailable:
+            return RunStatus(state=RunState.TERMINATING, detail="TERMINATING")
+        return RunStatus(state=RunState.SUCCEEDED, detail="result complete")
+
+    def _poll_forgotten(self, wire: ConnectWire, handle: RunHandle) -> RunStatus:
+        """Tells an operation that was cancelled or abandoned from one that the server never held."""
+        try:
+            wire.touch(handle.ids["session_id"], handle.ids["operation_id"])
+        except WireError as error:
+            if error.says("OPERATION_ABANDONED"):
+                return RunStatus(state=RunState.CANCELLED, detail="OPERATION_ABANDONED")
+            return RunStatus(state=RunState.LOST, detail=error.problem.error_class or error.problem.message)
+        return RunStatus(state=RunState.RUNNING, detail="reattached")
+
+    def _wire(self) -> ConnectWire:
+        return ConnectWire(self._url, self._user_id)
+
+    @contextlib.contextmanager
+    def _session(self, session_id: str, *, release: bool = False) -> Iterator[Any]:
+        from pyspark.errors import PySparkException
+        from pyspark.sql.connect.session import SparkSession
+
+        with self._wire() as wire:
+            if not wire.healthy(timeout_seconds=READ_TIMEOUT_SECONDS):
+                raise BackendUnavailable("the Spark Connect server does not answer")
+        separator = "" if "/;" in self._url else "/"
+        url = f"{self._url}{separator};user_id={self._user_id};session_id={session_id}"
+        spark = SparkSession(url)
+        # Ending a session cancels what runs in it; the run's own session must outlive us.
+        spark.release_session_on_close = release
+        try:
+            yield spark
+        except PySparkException as error:
+            if "UNAVAILABLE" in str(error) or "RETRIES_EXCEEDED" in str(error):
+                raise BackendUnavailable(str(error)) from error
+            raise
+        finally:
+            spark.stop()
+
+
+def _detached_plan(spark: Any, request: RunRequest, label: str) -> Any:
+    """The distributor's barrier stage as an ``ExecutePlanRequest``, not executed."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = build_code_archive(request.code, Path(folder))
+        spark.addArtifacts(str(archive), pyfile=True)
+    with _active_remote(spark):
+        from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
+
+        class DetachedDistributor(DeepspeedTorchDistributor):
+            """Builds the same stage as the stock class, but leaves executing it to us."""
+
+            def _run_distributed_training(self, wrapper: Any, train: Any, run_file: Any, _: Any, *args: Any) -> Any:
+                self.driver_address = self.spark.conf.get("spark.driver.host", "")
+                # No log server: it would have to live in the submitting process, which leaves.
+                self.log_streaming_server_port = -1
+                task = self._get_spark_task_function(wrapper, train, run_file, None, *args)
+                self._check_encryption()
+                rows = self.spark.range(start=0, end=self.num_tasks, step=1, numPartitions=self.num_tasks)
+                staged = _with_code(task, archive.name, dict(request.environment), request.use_gpu, self.num_tasks)
+                return rows.mapInArrow(staged, schema="chunk binary", barrier=True)
+
+        distributor = DetachedDistributor(
+            numGpus=request.gpus_per_node,
+            nnodes=request.nodes,
+            localMode=False,
+            useGpu=request.use_gpu,
+            deepspeedConfig=dict(request.deepspeed_config or {}),
+        )
+        rows = distributor.run(_rank_function(request.entry), json.dumps(dict(request.payload)))
+    plan = spark.client._execute_plan_request_with_metadata()
+    plan.plan.CopyFrom(rows._plan.to_proto(spark.client))
+    return plan
+
+
+@contextlib.contextmanager
+def _active_remote(spark: Any) -> Iterator[None]:
+    """Makes ``spark`` the active session, as the distributor looks for it."""
+    import os
+
+    from pyspark.sql.connect.session import SparkSession
+
+    # Full pyspark asks this variable whether it is a client; pyspark-client always is one.
+    before = os.environ.get("SPARK_CONNECT_MODE_ENABLED")
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    SparkSession._set_default_and_active_session(spark)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPARK_CONNECT_MODE_ENABLED"]
+
+
+def _rank_function(entry: str) -> Any:
+    """The function that each rank runs. A closure, so that it is pickled by value: the cluster need
+    not have this module."""
+
+    def run_rank(payload: str) -> str:
+        import importlib
+        import json
+
+        module, _, name = entry.partition(":")
+        return json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
+
+    return run_rank
+
+
+def _with_code(task: Any, archive: str, environment: dict[str, str], use_gpu: bool, num_tasks: int) -> Any:
+    """Lets the rank processes, children of the Spark worker, import the session's code artifact."""
+
+    def staged_task(batches: Any) -> Any:
+        import os
+        import sys
+
+        code = [path for path in sys.path if path.rstrip("/").endswith(archive)]
+        if not code:
+            raise RuntimeError(f"the session's code artifact {archive} did not arrive on this worker")
+        settings = dict(environment)
+        settings["PYTHONPATH"] = os.pathsep.join([*code, *filter(None, [os.environ.get("PYTHONPATH")])])
+        if not use_gpu:
+            # One torchrun agent per rank sets no thread count, and ranks would fight for the cores.
+            settings.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_tasks)))
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield from task(batches)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    return staged_task
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads strings and numbers only: a cluster's answer must not run code in an Airflow worker."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a run's result is JSON text, not {module}.{name}")
+
+
+def _decode(arrow_streams: Iterator[bytes]) -> Any:
+    """The JSON value that rank 0 returned, from the result's Arrow batches of ``chunk binary``."""
+    import pyarrow as pa
+
+    chunks: list[bytes] = []
+    for stream in arrow_streams:
+        with pa.ipc.open_stream(stream) as reader:
+            chunks.extend(reader.read_all().column("chunk").to_pylist())
+    return json.loads(_PlainUnpickler(io.BytesIO(b"".join(chunks))).load())
+
+
+def _judge_error(error: WireError) -> Failure:
+    message = error.problem.message
+    for text, kind, meaning in ERROR_PATTERNS:
+        if text in message or text in error.problem.error_class:
+            return Failure(kind=kind, message=meaning, evidence="operation error", detail=message[-4000:])
+    first = next((line for line in message.splitlines() if line.strip()), "the run failed without a message")
+    return Failure(kind=FailureKind.UNKNOWN, message=first[:500], evidence="operation error", detail=message[-4000:])
