@@ -26,11 +26,15 @@ UNAVAILABLE_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireProblem:
-    """A refusal or failure as the server tells it: gRPC code, Spark error class, message."""
+    """A refusal or failure as the server tells it: gRPC code, Spark error class, message.
+
+    ``error_id`` is the key of the whole message on the server; the one here is cut short.
+    """
 
     code: str
     error_class: str
     message: str
+    error_id: str = ""
 
 
 class WireError(Exception):
@@ -142,6 +146,19 @@ class ConnectWire:
                 if response.HasField("result_complete"):
                     return
 
+    def whole_message(self, session_id: str, problem: WireProblem) -> str:
+        """The uncut text of an error; the cut one when the server no longer has it."""
+        if not problem.error_id:
+            return problem.message
+        request = self._proto.FetchErrorDetailsRequest(**self._who(session_id), error_id=problem.error_id)
+        try:
+            with _translated():
+                answer = self._stub.FetchErrorDetails(request, **self._call(None))
+        except (WireError, BackendUnavailable):
+            return problem.message
+        messages = [error.message for error in answer.errors]
+        return "\n".join(messages) or problem.message
+
     def interrupt(self, session_id: str, operation_id: str) -> None:
         """Asks the server to cancel an operation; one that is not running is left as it is."""
         request = self._proto.InterruptRequest(
@@ -205,11 +222,14 @@ def _problem(error: Any) -> WireProblem:
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
 
-    error_class = ""
+    error_class, error_id = "", ""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
             detail.Unpack(info)
             error_class = info.metadata.get("errorClass", "")
-    return WireProblem(code=error.code().name, error_class=error_class, message=error.details() or "")
+            error_id = info.metadata.get("errorId", "")
+    return WireProblem(
+        code=error.code().name, error_class=error_class, message=error.details() or "", error_id=error_id
+    )

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import pickle
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ ERROR_PATTERNS: tuple[tuple[str, FailureKind, str], ...] = (
     ("OPERATION_CANCELED", FailureKind.CANCELLED, "the operation was cancelled on the server"),
     ("OPERATION_ABANDONED", FailureKind.CANCELLED, "the server gave the operation up because nobody asked for it"),
 )
+
+# The last line of a Python traceback, with torchrun's "[rank0]: " before it or without.
+TRACEBACK_END = re.compile(
+    r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)(?::.*)?)$", re.MULTILINE
+)
+
+# Exceptions that only say that another process failed.
+WRAPPERS = ("ChildFailedError", "RuntimeError: Command [", "PythonException", "SparkException")
 
 READ_TIMEOUT_SECONDS = 20.0
 
@@ -98,7 +107,7 @@ class SparkConnectBackend:
                 except WireError as error:
                     # Both say that this identity already arrived; poll() tells how it went on.
                     if not error.says("OPERATION_ALREADY_EXISTS", "OPERATION_ABANDONED"):
-                        raise FineTuneError(_judge_error(error)) from error
+                        raise FineTuneError(judge_error(error.problem.error_class, error.problem.message)) from error
         return handle
 
     def poll(self, handle: RunHandle) -> RunStatus:
@@ -128,11 +137,13 @@ class SparkConnectBackend:
             )
         if not status.state.terminal and status.state is not RunState.TERMINATING:
             raise ValueError(f"run {handle.token[:12]} has no result yet: it is {status.state}")
-        try:
-            with self._wire() as wire:
-                return _decode(wire.responses(handle.ids["session_id"], handle.ids["operation_id"]))
-        except WireError as error:
-            raise FineTuneError(_judge_error(error)) from error
+        session_id, operation_id = handle.ids["session_id"], handle.ids["operation_id"]
+        with self._wire() as wire:
+            try:
+                return _decode(wire.responses(session_id, operation_id))
+            except WireError as error:
+                message = wire.whole_message(session_id, error.problem)
+                raise FineTuneError(judge_error(error.problem.error_class, message)) from error
 
     def cancel(self, handle: RunHandle) -> None:
         with self._wire() as wire:
@@ -333,10 +344,17 @@ def _decode(arrow_streams: Iterator[bytes]) -> Any:
     return json.loads(_PlainUnpickler(io.BytesIO(b"".join(chunks))).load())
 
 
-def _judge_error(error: WireError) -> Failure:
-    message = error.problem.message
+def judge_error(error_class: str, message: str) -> Failure:
+    """A failure from the error of an operation: the weakest evidence, used when ranks left none."""
     for text, kind, meaning in ERROR_PATTERNS:
-        if text in message or text in error.problem.error_class:
+        if text in message or text in error_class:
             return Failure(kind=kind, message=meaning, evidence="operation error", detail=message[-4000:])
+    causes = [line for line in TRACEBACK_END.findall(message) if not any(name in line for name in WRAPPERS)]
     first = next((line for line in message.splitlines() if line.strip()), "the run failed without a message")
-    return Failure(kind=FailureKind.UNKNOWN, message=first[:500], evidence="operation error", detail=message[-4000:])
+    python_side = "\n".join(line for line in message.splitlines() if not line.startswith("\tat "))
+    return Failure(
+        kind=FailureKind.UNKNOWN,
+        message=(causes[-1] if causes else first)[:500],
+        evidence="operation error",
+        detail=python_side[-4000:],
+    )
