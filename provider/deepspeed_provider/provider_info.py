@@ -54,5 +54,10 @@ _SPARK_CONNECT: dict[str, Any] = {
             "description": "Shown as a link on running tasks.",
             "schema": {"type": ["string", "null"]},
         },
+        "base_uri": {
+            "label": "Folder for runs",
+            "description": "URI of a folder that the cluster can read and write, for example s3a://bucket/fine-tunes.",
+            "schema": {"type": ["string", "null"]},
+        },
     },
 }

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries one durable run from nothing to a judgement: mint, submit, attach, judge, close.
+
+The same driver serves blocking and deferrable tasks, in any process; only the record store is shared.
+The order of its steps is the promise "exactly once": the identity is stored before anything is
+submitted, and submission is idempotent under it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+from deepspeed_provider.runs import evidence
+from deepspeed_provider.runs.record import OnClear, Opening, Outcome, Phase, RunRecord, Verdict, opening, verdict
+
+
+class RecordStore(Protocol):
+    """Keeps one record, across processes, tries and clears."""
+
+    def load(self) -> RunRecord | None: ...
+
+    def save(self, record: RunRecord) -> None: ...
+
+
+class Tracker(Protocol):
+    """Opens and ends the tracking run of a generation. Never raises."""
+
+    def start(self, identity: RunIdentity) -> tuple[str | None, str | None]:
+        """(run id, address for people), or Nones without tracking. Idempotent under the identity."""
+        ...
+
+    def end(self, run_id: str, outcome: Outcome) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a task wants to have run.
+
+    Attributes:
+        key: who asks: dag, run, task, map index.
+        build: (token, tracking run id) to the request. Called with an empty token for the digest.
+        timeout_s: from the minting on; None waits for ever.
+        max_tries: of the task instance at this execution.
+    """
+
+    key: str
+    build: Callable[[str, str | None], RunRequest]
+    tracker: Tracker
+    timeout_s: float | None
+    max_tries: int
+    on_clear: OnClear = OnClear.ATTACH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The run is not judged yet: ask again later."""
+
+    record: RunRecord
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The run succeeded; ``result`` is what rank 0 returned."""
+
+    record: RunRecord
+    result: Any
+
+
+class RunFailed(Exception):
+    """The run was judged a failure and its generation is closed."""
+
+    def __init__(self, failure: Failure, record: RunRecord) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.record = record
+
+    @property
+    def retryable(self) -> bool:
+        # A deadline is a budget: running again would spend it twice.
+        return self.failure.kind.retryable and self.record.outcome is not Outcome.OVERDUE
+
+
+class StillRunning(Exception):
+    """A cancelled run did not stop within its bound; it may still cost money."""
+
+
+class RunDriver:
+    """The effects of the state machine in ``record``.
+
+    Args:
+        connect: a backend; called again after the cluster was unreachable, as a restarted engine has
+            another address and a rotated token another value.
+        stop_bound_s: how long a cancelled run may take to stop before that is an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], Backend],
+        store: RecordStore,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        log: logging.Logger | Any,
+        stop_bound_s: float = 120.0,
+        stop_poll_s: float = 2.0,
+    ) -> None:
+        self._connect = connect
+        self._store = store
+        self._clock = clock
+        self._sleep = sleep
+        self._log = log
+        self._stop_bound_s = stop_bound_s
+        self._stop_poll_s = stop_poll_s
+        self._connected: Backend | None = None
+        self._unsent: str | None = None
+
+    @property
+    def backend(self) -> Backend:
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
+
+    def open(self, job: Job) -> RunRecord:
+        """The record that this execution works on. Nothing is submitted yet."""
+        record = self._store.load()
+        first = opening(record, max_tries=job.max_tries, on_clear=job.on_clear)
+        if record is None or first is Opening.MINT:
+            return self._mint(job, record)
+        if first is Opening.RESTART:
+            self._log.info("Cleared with on_clear='restart': stopping run %s first.", _name(record))
+            self.stop(record)
+            return self._mint(job, self._close(job, record, Outcome.CANCELLED))
+        if record.max_tries != job.max_tries:
+            record = replace(record, max_tries=job.max_tries)
+            self._store.save(record)
+        self._log.info("Found run %s (%s); attaching to it.", _name(record), record.phase)
+        if job.build("", None).digest != record.digest:
+            self._log.warning("The request has changed since the run was minted; the stored run wins.")
+        return record
+
+    def step(self, job: Job, record: RunRecord) -> Waiting | Finished:
+        """Takes the run as far as it goes now.
+
+        Raises:
+            RunFailed: it was judged a failure.
+            StillRunning: it was cancelled at its deadline and does not stop.
+        """
+        while True:
+            try:
+                done = self._step(job, record)
+            except BackendUnavailable as error:
+                self._connected = None
+                record = self._store.load() or record
+                if record.overdue(self._clock()):
+                    raise self._fail(job, record, _unreachable(error), Outcome.OVERDUE) from error
+                self._log.warning("The cluster does not answer (%s); asking again until the deadline.", error)
+                return Waiting(record=record, detail=f"cluster unreachable: {error}")
+            if not isinstance(done, RunRecord):
+                return done
+            record = done
+
+    def stop(self, record: RunRecord) -> RunState:
+        """Cancels the run and watches it stop; the state it ended in.
+
+        Raises:
+            StillRunning: not within the bound.
+        """
+        end_s = self._clock() + self._stop_bound_s
+        asked = False
+        while True:
+            try:
+                if not asked:
+                    self.backend.cancel(record.handle)
+                    asked = True
+                state = self.backend.poll(record.handle).state
+                if state.terminal:
+                    return state
+            except BackendUnavailable as error:
+                self._connected = None
+                self._log.warning("The cluster does not answer while run %s is stopped: %s", _name(record), error)
+            if self._clock() >= end_s:
+                raise StillRunning(
+                    f"run {_name(record)} was {'cancelled' if asked else 'to be cancelled'} but did not stop within "
+                    f"{self._stop_bound_s:g} s. Check on the cluster that it ends; its files are in "
+                    f"{record.handle.output_uri}"
+                )
+            self._sleep(self._stop_poll_s)
+
+    def abandon(self, job: Job, record: RunRecord, outcome: Outcome = Outcome.CANCELLED) -> None:
+        """Stops a run that nobody will wait for any more, and closes it."""
+        self.stop(record)
+        self._close(job, record, outcome)
+
+    def _mint(self, job: Job, before: RunRecord | None, *, replacement: bool = False) -> RunRecord:
+        identity = RunIdentity(
+            key=job.key,
+            generation=before.generation + 1 if before else 1,
+            digest=job.build("", None).digest,
+        )
+        run_id, url = job.tracker.start(identity)
+        deadline_s = None if job.timeout_s is None else self._clock() + job.timeout_s
+        record = RunRecord(
+            key=job.key,
+            generation=identity.generation,
+            digest=identity.digest,
+            handle=self.backend.mint(job.build(identity.token, run_id), identity),
+            mlflow_run_id=run_id,
+            mlflow_url=url,
+            deadline_s=before.deadline_s if before and replacement else deadline_s,
+            max_tries=job.max_tries,
+            replacements=before.replacements + 1 if before and replacement else 0,
+        )
+        self._store.save(record)
+        self._unsent = record.handle.token
+        self._log.info("Minted run %s.", _name(record))
+        return record
+
+    def _step(self, job: Job, record: RunRecord) -> Waiting | Finished | RunRecord:
+        if self._unsent == record.handle.token:
+            return self._submit(job, record)
+        status = self.backend.poll(record.handle)
+        if record.phase is Phase.MINTED and status.state is not RunState.LOST:
+            record = record.submitted()  # It had arrived, though its submitter did not live to note it.
+            self._store.save(record)
+        stored, started = self._look(record, status.state)
+        action = verdict(
+            record,
+            status.state,
+            now_s=self._clock(),
+            has_stored_result=stored is not None,
+            has_started=started,
+        )
+        if action is Verdict.WAIT:
+            return Waiting(record=record, detail=status.detail or status.state)
+        return self._act(action, job, record, status, stored)
+
+    def _act(
+        self, action: Verdict, job: Job, record: RunRecord, status: RunStatus, stored: dict[str, Any] | None
+    ) -> Waiting | Finished | RunRecord:
+        if action is Verdict.SUBMIT:
+            return self._submit(job, record)
+        if action is Verdict.COLLECT:
+            return self._collect(job, record, status, stored)
+        if action is Verdict.STOP:
+            self._log.warning("Run %s is past its deadline: cancelling it.", _name(record))
+            self.stop(record)
+            return record  # The next look judges how it ended: it may have finished after all.
+        if action is Verdict.REPLACE:
+            return self._replace(job, record, status)
+        if action is Verdict.DIAGNOSE:
+            return self._diagnose(job, record, status)
+        if action is Verdict.OVERDUE:
+            raise self._fail(job, record, _overdue(), Outcome.OVERDUE)
+        raise self._fail(job, record, _given_up(record, status), Outcome.FAILED)
+
+    def _submit(self, job: Job, record: RunRecord) -> RunRecord:
+        self._log.info("Submitting run %s.", _name(record))
+        try:
+            handle = self.backend.submit(job.build(record.handle.token, record.mlflow_run_id), record.handle)
+        except FineTuneError as error:
+            raise self._fail(job, record, error.failure, Outcome.FAILED) from error
+        self._unsent = None
+        record = replace(record.submitted(), handle=handle)
+        self._store.save(record)
+        return record
+
+    def _look(self, record: RunRecord, state: RunState) -> tuple[dict[str, Any] | None, bool]:
+        """(stored result, has a rank started) of a run that ended without a success."""
+        if not state.terminal or state is RunState.SUCCEEDED:
+            return None, False
+        files = self.backend.read_texts(f"{record.handle.output_uri}/result.json")
+        stored = evidence.read_result(files.values(), record.handle.token)
+        if stored is not None or state is not RunState.LOST:
+            return stored, True
+        return None, bool(self.backend.read_texts(f"{record.handle.output_uri}/started-rank*.json"))
+
+    def _collect(
+        self, job: Job, record: RunRecord, status: RunStatus, stored: dict[str, Any] | None
+    ) -> Finished | RunRecord:
+        if stored is not None:
+            self._log.warning("The cluster says %s, but the run's result is stored: it succeeded.", status.state)
+            return Finished(record=self._close(job, record, Outcome.SUCCEEDED), result=stored)
+        try:
+            result = self.backend.result(record.handle)
+        except FineTuneError as error:
+            files = self.backend.read_texts(f"{record.handle.output_uri}/result.json")
+            result = evidence.read_result(files.values(), record.handle.token)
+            if result is None:
+                raise self._fail(job, record, error.failure, Outcome.FAILED) from error
+        return Finished(record=self._close(job, record, Outcome.SUCCEEDED), result=result)
+
+    def _diagnose(self, job: Job, record: RunRecord, status: RunStatus) -> RunRecord:
+        failure = evidence.cause(self.backend.read_texts(f"{record.handle.output_uri}/failure-rank*.json"))
+        if failure is None:
+            failure = self._failure_of_operation(record, status)
+        if failure.kind is FailureKind.CANCELLED and not record.overdue(self._clock()):
+            return self._replace(job, record, status)
+        raise self._fail(job, record, failure, Outcome.FAILED)
+
+    def _failure_of_operation(self, record: RunRecord, status: RunStatus) -> Failure:
+        try:
+            self.backend.result(record.handle)
+        except FineTuneError as error:
+            return error.failure
+        return Failure(
+            kind=FailureKind.UNKNOWN,
+            message=f"the cluster says {status.detail or status.state}, without a cause",
+            evidence="operation status",
+        )
+
+    def _replace(self, job: Job, record: RunRecord, status: RunStatus) -> RunRecord:
+        if verdict(record, RunState.CANCELLED, now_s=self._clock()) is not Verdict.REPLACE:
+            raise self._fail(job, record, _given_up(record, status), Outcome.FAILED)
+        self._log.warning(
+            "Run %s was ended by the platform (%s) without a result; replacing it by generation %d.",
+            _name(record),
+            status.detail or status.state,
+            record.generation + 1,
+        )
+        if record.mlflow_run_id:
+            job.tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
+        return self._mint(job, record, replacement=True)
+
+    def _close(self, job: Job, record: RunRecord, outcome: Outcome) -> RunRecord:
+        record = record.closed(outcome)
+        self._store.save(record)
+        if record.mlflow_run_id:
+            job.tracker.end(record.mlflow_run_id, outcome)
+        return record
+
+    def _fail(self, job: Job, record: RunRecord, failure: Failure, outcome: Outcome) -> RunFailed:
+        return RunFailed(failure, self._close(job, record, outcome))
+
+
+def _name(record: RunRecord) -> str:
+    return f"{record.handle.token[:12]} (generation {record.generation})"
+
+
+def _unreachable(error: BackendUnavailable) -> Failure:
+    return Failure(
+        kind=FailureKind.TRANSIENT,
+        message=f"the deadline has passed and the cluster does not answer ({error}); the run may still be alive there",
+        evidence="deadline",
+    )
+
+
+def _overdue() -> Failure:
+    return Failure(
+        kind=FailureKind.CANCELLED,
+        message="the deadline has passed; the run was cancelled and has stopped",
+        evidence="deadline",
+    )
+
+
+def _given_up(record: RunRecord, status: RunStatus) -> Failure:
+    return Failure(
+        kind=FailureKind.TRANSIENT,
+        message=f"the platform ended the run without a result ({status.detail or status.state}), "
+        f"after {record.replacements} replacements",
+        evidence="operation status",
+    )
