@@ -49,6 +49,6 @@ def build_code_archive(code: tuple[str, ...], folder: Path) -> Path:
 
 
 def training_code() -> tuple[str, ...]:
-    """The ``code`` of a run that uses our own ``training`` package."""
+    """Our own ``training`` package, which travels with every run."""
     package = Path(__file__).parent.parent
     return (f"{package.parent}::{package.name}/training",)

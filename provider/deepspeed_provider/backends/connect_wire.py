@@ -68,7 +68,7 @@ class ConnectWire:
         self._proto = base_pb2
         self._builder = DefaultChannelBuilder(url)
         self._channel = self._builder.toChannel()
-        self._stub = base_pb2_grpc.SparkConnectServiceStub(self._channel)
+        self._stub: Any = base_pb2_grpc.SparkConnectServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._user_id = user_id
         self._timeout_seconds = timeout_seconds
 

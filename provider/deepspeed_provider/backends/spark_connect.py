@@ -26,7 +26,7 @@ from deepspeed_provider.backends.base import (
     RunState,
     RunStatus,
 )
-from deepspeed_provider.backends.code_archive import build_code_archive
+from deepspeed_provider.backends.code_archive import build_code_archive, training_code
 from deepspeed_provider.backends.connect_wire import CLIENT_TYPE, ConnectWire, WireError
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 
@@ -52,13 +52,9 @@ ERROR_PATTERNS: tuple[tuple[str, FailureKind, str], ...] = (
     ("OPERATION_ABANDONED", FailureKind.CANCELLED, "the server gave the operation up because nobody asked for it"),
 )
 
-# The last line of a Python traceback, with torchrun's "[rank0]: " before it or without.
-TRACEBACK_END = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)(?::.*)?)$", re.MULTILINE
-)
-
-# Exceptions that only say that another process failed.
-WRAPPERS = ("ChildFailedError", "RuntimeError: Command [", "PythonException", "SparkException")
+# What _with_code makes of a rank's output; early in the message, since the server cuts it short and
+# gives the whole text out only once.
+RANK_FAILED = re.compile(r"RuntimeError: rank (\d+) failed: (.*)")
 
 READ_TIMEOUT_SECONDS = 20.0
 
@@ -99,7 +95,7 @@ class SparkConnectBackend:
             if wire.status(session_id, operation_id) is not None:
                 return handle
             with self._session(session_id) as spark:
-                plan = _detached_plan(spark, request, f"{handle.token[:12]}")
+                plan = _detached_plan(spark, request)
                 plan.operation_id = operation_id
                 plan.tags.extend([CLIENT_TYPE, f"run-{handle.token[:12]}"])
                 try:
@@ -231,10 +227,10 @@ class SparkConnectBackend:
             spark.stop()
 
 
-def _detached_plan(spark: Any, request: RunRequest, label: str) -> Any:
+def _detached_plan(spark: Any, request: RunRequest) -> Any:
     """The distributor's barrier stage as an ``ExecutePlanRequest``, not executed."""
     with tempfile.TemporaryDirectory() as folder:
-        archive = build_code_archive(request.code, Path(folder))
+        archive = build_code_archive((*training_code(), *request.code), Path(folder))
         spark.addArtifacts(str(archive), pyfile=True)
     with _active_remote(spark):
         from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
@@ -243,7 +239,7 @@ def _detached_plan(spark: Any, request: RunRequest, label: str) -> Any:
             """Builds the same stage as the stock class, but leaves executing it to us."""
 
             def _run_distributed_training(self, wrapper: Any, train: Any, run_file: Any, _: Any, *args: Any) -> Any:
-                self.driver_address = self.spark.conf.get("spark.driver.host", "")
+                self.driver_address = self.spark.conf.get("spark.driver.host", "") or ""
                 # No log server: it would have to live in the submitting process, which leaves.
                 self.log_streaming_server_port = -1
                 task = self._get_spark_task_function(wrapper, train, run_file, None, *args)
@@ -259,7 +255,7 @@ def _detached_plan(spark: Any, request: RunRequest, label: str) -> Any:
             useGpu=request.use_gpu,
             deepspeedConfig=dict(request.deepspeed_config or {}),
         )
-        rows = distributor.run(_rank_function(request.entry), json.dumps(dict(request.payload)))
+        rows: Any = distributor.run(_rank_function(request.entry), json.dumps(dict(request.payload)))
     plan = spark.client._execute_plan_request_with_metadata()
     plan.plan.CopyFrom(rows._plan.to_proto(spark.client))
     return plan
@@ -290,7 +286,10 @@ def _rank_function(entry: str) -> Any:
     def run_rank(payload: str) -> str:
         import importlib
         import json
+        import os
 
+        # Before anything else: this process must not outlive the Spark task that it belongs to.
+        importlib.import_module("deepspeed_provider.training.guardian").start(os.environ)
         module, _, name = entry.partition(":")
         return json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
 
@@ -302,6 +301,7 @@ def _with_code(task: Any, archive: str, environment: dict[str, str], use_gpu: bo
 
     def staged_task(batches: Any) -> Any:
         import os
+        import re
         import sys
 
         code = [path for path in sys.path if path.rstrip("/").endswith(archive)]
@@ -316,6 +316,18 @@ def _with_code(task: Any, archive: str, environment: dict[str, str], use_gpu: bo
         os.environ.update(settings)
         try:
             yield from task(batches)
+        except RuntimeError as error:
+            output = str(error).partition("included below: ")[2] or str(error)
+            # The end of the first traceback, with torchrun's "[rank0]: " before it or without; after
+            # it come torchrun's own traceback and report. A killed rank leaves only the report.
+            ends = re.findall(
+                r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", output, re.M
+            )
+            own = [line for line in ends if "ChildFailedError" not in line]
+            cause = own[-1] if own else " ".join(re.findall(r"^\s*(?:exitcode|traceback)\s*:.*$", output, re.M))
+            raise RuntimeError(
+                f"rank {os.environ.get('RANK')} failed: {cause or output[-500:]}\n{output[-6000:]}"
+            ) from None
         finally:
             for name, value in before.items():
                 if value is None:
@@ -349,12 +361,13 @@ def judge_error(error_class: str, message: str) -> Failure:
     for text, kind, meaning in ERROR_PATTERNS:
         if text in message or text in error_class:
             return Failure(kind=kind, message=meaning, evidence="operation error", detail=message[-4000:])
-    causes = [line for line in TRACEBACK_END.findall(message) if not any(name in line for name in WRAPPERS)]
+    rank = RANK_FAILED.search(message)
     first = next((line for line in message.splitlines() if line.strip()), "the run failed without a message")
     python_side = "\n".join(line for line in message.splitlines() if not line.startswith("\tat "))
     return Failure(
         kind=FailureKind.UNKNOWN,
-        message=(causes[-1] if causes else first)[:500],
+        message=(rank.group(2) if rank else first)[:500],
         evidence="operation error",
+        rank=int(rank.group(1)) if rank else None,
         detail=python_side[-4000:],
     )
