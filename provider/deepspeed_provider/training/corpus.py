@@ -18,13 +18,14 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipimport
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deepspeed_provider.training.docstrings import Docstring, parse
+from .docstrings import Docstring, parse
 
 DEFAULT_MODULES = (
     *("pyspark.sql", "pyspark.sql.functions", "pyspark.sql.types", "pyspark.sql.streaming", "pyspark.pandas"),
@@ -81,20 +82,28 @@ def libraries(modules: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return grouped
 
 
-def installed_version(library: str) -> str | None:
-    """Version of a top-level package in this interpreter, "" when it tells none; None when it is not there."""
+def installed_versions(names: Sequence[str]) -> dict[str, str | None]:
+    """Versions by top-level package in this interpreter; None for one that is not there."""
+    distributions = importlib.metadata.packages_distributions()
+
+    def versions(library: str) -> str:
+        return ", ".join(
+            f"{name} {importlib.metadata.version(name)}" for name in sorted({*distributions.get(library, ())})
+        )
+
+    return {library: versions(library) if _importable(library) else None for library in names}
+
+
+def _importable(library: str) -> bool:
     try:
-        if importlib.util.find_spec(library) is None:
-            return None
+        return importlib.util.find_spec(library) is not None
     except (ImportError, ValueError):
-        return None
-    names = importlib.metadata.packages_distributions().get(library, [])
-    return ",".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+        return False
 
 
 def extract(library: str, modules: Sequence[str], *, seconds: float = SECONDS_PER_LIBRARY) -> Extraction:
     """Reads ``modules`` of one library in a child process; never raises for what the library does."""
-    if installed_version(library) is None:
+    if not _importable(library):
         return _nothing(library, modules, "not installed")
     with tempfile.TemporaryDirectory(prefix="corpus-") as scratch:
         answer = Path(scratch, "answer.json")
@@ -141,6 +150,7 @@ def _environment(scratch: str) -> dict[str, str]:
 def _main() -> None:
     """The child: writes pairs and skipped modules to the file named first; the modules follow."""
     answer, *modules = sys.argv[1:]
+    _uncover_installed_provider()
     by_completion: dict[str, Pair] = {}
     skipped: dict[str, str] = {}
     for name in modules:
@@ -151,13 +161,23 @@ def _main() -> None:
                 by_completion[pair.completion] = min(known, pair, key=lambda one: (len(one.prompt), one.prompt))
         except Exception as error:  # noqa: BLE001 - an import runs anybody's code
             skipped[name] = f"{type(error).__name__}: {error}"[:300]
-    wire = {
-        "pairs": [{"prompt": p.prompt, "completion": p.completion} for p in by_completion.values()],
-        "skipped": skipped,
-    }
+    wire = {"pairs": [asdict(pair) for pair in by_completion.values()], "skipped": skipped}
     Path(answer).write_text(json.dumps(wire))
     sys.stdout.flush()
     os._exit(0)  # threads that a library started at import must not keep this process
+
+
+def _uncover_installed_provider() -> None:
+    """Lets ``import airflow`` find the whole provider where it is installed.
+
+    Code that travelled in an archive holds ``training`` alone, comes first on the path and would hide it.
+    """
+    loader = __spec__.loader if __spec__ else None
+    if isinstance(loader, zipimport.zipimporter):
+        sys.path[:] = [path for path in sys.path if path != loader.archive]
+        package = __name__.partition(".")[0]
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 def module_pairs(module: ModuleType) -> Iterator[Pair]:

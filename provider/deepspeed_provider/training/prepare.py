@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data preparation on Spark Connect: from a user's files or installed docstrings to a training data set.
+
+Everything is read, cleaned and written by the cluster; the caller holds a session and opens no path
+of it. A finished folder holds ``train/`` and ``heldout/`` (Parquet, ``prompt`` nullable, ``completion``)
+and ``dataset.json``, which is written last: a folder without a complete one is not a data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from . import cleaning, cluster_calls, corpus, sources, storage
+from .sources import DOCSTRINGS, DatasetError
+
+if TYPE_CHECKING:
+    import pandas
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DOCSTRINGS", "MANIFEST", "DatasetError", "PrepareSettings", "prepare"]
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "dataset.json"
+SPLITS = ("train", "heldout")
+ROWS_PER_FILE = 200_000
+# The code that decides about rows: another version of it makes another data set.
+_DECIDING_MODULES = ("corpus.py", "docstrings.py", "sources.py", "cleaning.py", "prepare.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSettings:
+    """What to prepare, and where to.
+
+    Attributes:
+        source: ``docstrings``, or a file or folder of JSON Lines, JSON, Parquet or CSV that Spark reads.
+        output_uri: folder that Spark and the Python workers of the cluster can write.
+        heldout_fraction: share of rows kept for evaluation; at least one row is.
+        prompt_column, completion_column, text_column: found by their usual names when not given.
+        modules: Python modules of the ``docstrings`` corpus; None takes ``corpus.DEFAULT_MODULES``.
+        max_characters: rows with more in prompt and completion together are dropped.
+        salt: another one gives another split.
+        model_ref: model whose tokenizer counts the tokens, where the cluster can load it.
+        cache_uri: folder for converted models; needed with ``model_ref``.
+    """
+
+    source: str
+    output_uri: str
+    heldout_fraction: float = 0.1
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    text_column: str | None = None
+    modules: tuple[str, ...] | None = None
+    max_characters: int = 20_000
+    salt: str = ""
+    model_ref: str | None = None
+    cache_uri: str | None = None
+
+
+def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
+    """Prepares the data set, or finds it prepared from the same input by the same code.
+
+    Args:
+        spark: an open Spark Connect session. Code is added to it as an artifact; the workers need
+            Python of the client's minor version, pandas and pyarrow.
+
+    Returns:
+        The manifest: ``fingerprint`` (of the content, whatever its order), ``rows``, ``splits`` with
+        rows, characters, words and tokens (None when not counted), ``skipped`` modules, ``settings``.
+
+    Raises:
+        DatasetError: the settings or the data cannot be used.
+    """
+    _check(settings)
+    cluster_calls.ship_code(spark)
+    state = _source_state(spark, settings)
+    code = {name: text for name, text in cluster_calls.source_files().items() if name in _DECIDING_MODULES}
+    digest = _digest([asdict(settings), state, cluster_calls.digest_of_code(code)])
+    known = cluster_calls.call(spark, _read_manifest, settings.output_uri)
+    if known and known["settings_digest"] == digest and _still_there(spark, settings.output_uri, known):
+        log.info("Data set %s is prepared already: %s", settings.output_uri, known["fingerprint"])
+        return dict(known)
+    # From here on the folder is no data set until the manifest is complete.
+    cluster_calls.call(spark, _write_manifest, settings.output_uri, {"complete": False})
+    rows, skipped = _write_splits(spark, settings, state)
+    splits = {split: _measure(spark, settings, split) for split in SPLITS}
+    manifest = {
+        "complete": True,
+        "source": settings.source,
+        "settings": asdict(settings) | {"modules": list(settings.modules) if settings.modules else None},
+        "settings_digest": digest,
+        "fingerprint": _digest({split: splits[split].pop("content") for split in SPLITS}),
+        "rows": rows,
+        "splits": splits,
+        "skipped": skipped,
+    }
+    cluster_calls.call(spark, _write_manifest, settings.output_uri, manifest)
+    return manifest
+
+
+def _check(settings: PrepareSettings) -> None:
+    uri = settings.output_uri
+    if not urlsplit(uri).scheme and not uri.startswith("/"):
+        raise DatasetError(f"output_uri = {uri!r}: give an absolute path or a URI; the cluster has another folder.")
+    if not 0 < settings.heldout_fraction < 1:
+        raise DatasetError(f"heldout_fraction = {settings.heldout_fraction!r}: give a number between 0 and 1, as 0.1.")
+    if settings.max_characters < 1:
+        raise DatasetError(f"max_characters = {settings.max_characters!r}: give a positive number, as 20000.")
+    if settings.model_ref and not settings.cache_uri:
+        raise DatasetError(f"model_ref = {settings.model_ref!r}: cache_uri is needed beside it to count tokens.")
+    if settings.modules is not None and not settings.modules:
+        raise DatasetError("modules = (): name at least one Python module, or leave it out for the default ones.")
+    if f"{settings.source.rstrip('/')}/".startswith(f"{uri.rstrip('/')}/"):
+        raise DatasetError(f"output_uri = {uri!r}: holds the source, which would be overwritten; give another folder.")
+
+
+def _source_state(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
+    """Changes whenever the source may have: versions of libraries, or kind and ``state`` of files."""
+    if settings.source != DOCSTRINGS:
+        return asdict(sources.list_files(spark, settings.source))
+    versions: dict[str, Any] = cluster_calls.call(
+        spark, corpus.installed_versions, list(corpus.libraries(settings.modules or corpus.DEFAULT_MODULES))
+    )
+    return versions
+
+
+def _write_splits(
+    spark: SparkSession, settings: PrepareSettings, state: dict[str, Any]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Writes both splits; returns row counts by what became of the rows, and skipped modules with reasons."""
+    from pyspark.sql import functions as F
+
+    kept_frames: list[DataFrame] = []
+    try:
+        raw, needs_prompt, skipped = _read(spark, settings, state, kept_frames)
+        judged = cleaning.judge(raw, needs_prompt=needs_prompt, max_characters=settings.max_characters)
+        judged = judged.persist()
+        kept_frames.append(judged)
+        verdicts = {row["verdict"]: row["count"] for row in judged.groupBy("verdict").count().collect()}
+        _refuse_nothing_kept(settings, verdicts, skipped)
+        rows = cleaning.scored(cleaning.distinct(judged.where(F.col("verdict") == "kept")), settings.salt).persist()
+        kept_frames.append(rows)
+        total, lowest, highest = rows.agg(F.count("key"), F.min("score"), F.max("score")).first() or (0, 0, 0)
+        try:
+            threshold = cleaning.heldout_threshold(settings.heldout_fraction, lowest, highest)
+        except ValueError as error:
+            raise DatasetError(
+                f"source = {settings.source!r}: {error} after cleaning ({total} rows), so nothing can be held out; "
+                "give rows with at least two different completions."
+            ) from error
+        heldout = F.col("score") < threshold
+        _write(rows.where(~heldout), settings, "train", total)
+        _write(rows.where(heldout), settings, "heldout", total)
+    finally:
+        for frame in kept_frames:
+            frame.unpersist()
+    counts = {name: verdicts.get(name, 0) for name in ("empty", "too_long")}
+    read = sum(verdicts.values())
+    return {"read": read, **counts, "duplicate": verdicts["kept"] - total, "kept": total}, skipped
+
+
+def _read(
+    spark: SparkSession, settings: PrepareSettings, state: dict[str, Any], kept_frames: list[DataFrame]
+) -> tuple[DataFrame, bool, dict[str, str]]:
+    """Rows, whether each needs a prompt, and modules that gave none with the reason."""
+    if settings.source == DOCSTRINGS:
+        extracted = sources.read_docstrings(spark, settings.modules or corpus.DEFAULT_MODULES).persist()
+        kept_frames.append(extracted)
+        reports = extracted.where("skipped is not null").orderBy("library").collect()
+        skipped = {module: reason for row in reports for module, reason in json.loads(row["skipped"]).items()}
+        return extracted.where("skipped is null").select("prompt", "completion"), True, skipped
+    frame = sources.read_files(spark, settings.source, state["kind"])
+    columns = sources.choose_columns(
+        dict(frame.dtypes),
+        prompt=settings.prompt_column,
+        completion=settings.completion_column,
+        text=settings.text_column,
+    )
+    return sources.select_rows(frame, columns), columns.prompt is not None, {}
+
+
+def _refuse_nothing_kept(settings: PrepareSettings, verdicts: dict[str, int], skipped: dict[str, str]) -> None:
+    if verdicts.get("kept"):
+        return
+    dropped = ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in sorted(verdicts.items()))
+    reasons = "; ".join(f"{module}: {reason}" for module, reason in skipped.items())
+    raise DatasetError(
+        f"source = {settings.source!r}: no rows are left after cleaning ({dropped or 'none were read'}"
+        f"{'; ' + reasons if reasons else ''}). Give rows with text of at most {settings.max_characters} characters."
+    )
+
+
+def _write(rows: DataFrame, settings: PrepareSettings, split: str, total: int) -> None:
+    """Rows lie in the order of their hash: equal input gives equal files, and any head of them is a sample."""
+    files = math.ceil(total / ROWS_PER_FILE)
+    ordered = rows.repartition(files, "key").sortWithinPartitions("key").select("prompt", "completion")
+    ordered.write.mode("overwrite").parquet(storage.join(settings.output_uri, split))
+
+
+def _measure(spark: SparkSession, settings: PrepareSettings, split: str) -> dict[str, Any]:
+    """Counts of one written split, and ``content``: two 64-bit sums over row hashes, which no order changes."""
+    from pyspark.sql import functions as F
+
+    rows = spark.read.parquet(storage.join(settings.output_uri, split))
+    text = F.concat_ws(" ", "prompt", "completion")
+    row = F.to_json(F.struct("prompt", "completion"))
+    measured = rows.agg(
+        F.count("completion").alias("rows"),
+        F.sum(F.char_length(text)).alias("characters"),
+        F.sum(F.size(F.split(F.trim(text), r"\s+"))).alias("words"),
+        F.sum(F.xxhash64(row).cast("decimal(38,0)")).cast("string").alias("first"),
+        F.sum(F.xxhash64(F.lit(1), row).cast("decimal(38,0)")).cast("string").alias("second"),
+    ).collect()[0]
+    return {
+        **{name: measured[name] for name in ("rows", "characters", "words")},
+        "tokens": _count_tokens(rows, settings.model_ref, settings.cache_uri),
+        "content": [measured["rows"], measured["first"], measured["second"]],
+    }
+
+
+def _count_tokens(rows: DataFrame, model_ref: str | None, cache_uri: str | None) -> int | None:
+    """Tokens as training will see them without truncation; None when the cluster cannot load the tokenizer."""
+    from pyspark.sql import functions as F
+
+    if not model_ref or not cache_uri:
+        return None
+
+    def count(batches: Iterator[pandas.DataFrame]) -> Iterator[pandas.DataFrame]:
+        import pandas
+
+        tokens_of = _token_counter(model_ref, cache_uri)
+        for batch in batches:
+            texts = zip(batch["prompt"], batch["completion"], strict=True)
+            yield pandas.DataFrame({"tokens": [sum(tokens_of(*text) for text in texts) if tokens_of else None]})
+
+    counted = rows.mapInPandas(count, "tokens bigint")
+    tokens, unknown = counted.agg(F.sum("tokens"), F.sum(F.isnull("tokens").cast("int"))).collect()[0]
+    if unknown:
+        log.warning("Tokens are not counted: the cluster cannot load the tokenizer of %r", model_ref)
+    return None if unknown else int(tokens)
+
+
+def _token_counter(model_ref: str, cache_uri: str) -> Callable[[str | None, str], int] | None:
+    try:
+        from . import data, models
+
+        tokenizer = models.load_tokenizer(models.resolve(model_ref, None, cache_uri))
+    except (ImportError, OSError, ValueError):
+        return None
+    return lambda prompt, completion: len(
+        data.encode(tokenizer, data.Row(prompt=prompt, completion=completion), sys.maxsize).token_ids
+    )
+
+
+def _still_there(spark: SparkSession, output_uri: str, manifest: dict[str, Any]) -> bool:
+    from pyspark.errors import PySparkException
+
+    try:
+        return all(
+            spark.read.parquet(storage.join(output_uri, split)).count() == manifest["splits"][split]["rows"]
+            for split in SPLITS
+        )
+    except PySparkException:
+        return False
+
+
+def _read_manifest(output_uri: str) -> dict[str, Any] | None:
+    """The complete manifest in a folder; None when there is none. Runs on the cluster."""
+    try:
+        manifest = storage.read_json(storage.join(output_uri, MANIFEST))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("complete") else None
+
+
+def _write_manifest(output_uri: str, manifest: dict[str, Any]) -> None:
+    storage.write_json(storage.join(output_uri, MANIFEST), manifest)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
