@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
-from deepspeed_provider.local.engine import free_port
+from deepspeed_provider.local.processes import free_port
 
 from backends.cases import BackendCase
 from backends.event_log import jobs_of_operation

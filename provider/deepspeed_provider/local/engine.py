@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,10 +19,18 @@ from pathlib import Path
 from types import TracebackType
 
 import filelock
-import psutil
 
 from deepspeed_provider.errors import EngineError
 from deepspeed_provider.local.jvm import JAVA_MODULE_OPTIONS, find_jvm
+from deepspeed_provider.local.processes import (
+    ProcessRecord,
+    free_port,
+    last_line,
+    require_free,
+    start_group,
+    stop_group,
+    write_atomically,
+)
 
 STATE_FILE = "engine.json"
 HOME_VARIABLE = "DEEPSPEED_PROVIDER_HOME"
@@ -59,12 +65,9 @@ SPARK_CONF: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """Where a running engine listens and which processes are its own."""
+class EngineInfo(ProcessRecord):
+    """Where a running engine listens, and the process that leads its group."""
 
-    pid: int
-    created: float
-    """Start time of the process, seconds since the epoch; guards against a reused pid."""
     port: int
     ui_port: int | None
     home: str
@@ -81,14 +84,6 @@ class EngineInfo:
     @property
     def event_log_dir(self) -> Path:
         return Path(self.home, "events")
-
-    @property
-    def alive(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.created) < 2 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,26 +185,19 @@ class EmbeddedEngine:
         port = settings.port or free_port()
         ui_port = None if settings.ui_port is None else settings.ui_port or free_port()
         require_free(port, "Spark Connect")
-        with self.log_path.open("ab") as log:
-            server = subprocess.Popen(
-                self._command(port, ui_port),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                cwd=self.home,
-                start_new_session=True,
-            )
+        server, record = start_group(
+            self._command(port, ui_port), environment=self._environment(), folder=self.home, log_path=self.log_path
+        )
         info = EngineInfo(
-            pid=server.pid,
-            created=psutil.Process(server.pid).create_time(),
+            pid=record.pid,
+            created=record.created,
             port=port,
             ui_port=ui_port,
             home=str(self.home),
             ranks=settings.ranks,
         )
         # Written before the health check: whoever kills us meanwhile can still find and stop it.
-        _write_atomically(self.home / STATE_FILE, json.dumps(asdict(info)))
+        write_atomically(self.home / STATE_FILE, json.dumps(asdict(info)))
         try:
             self._wait_until_healthy(server, info)
         except BaseException:
@@ -296,66 +284,3 @@ def answers(url: str) -> bool:
 
     with ConnectWire(url, user_id="health-check") as wire:
         return wire.healthy(timeout_seconds=2.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def require_free(port: int, service: str) -> None:
-    """Raises EngineError naming the service when somebody else listens on ``port``."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            raise EngineError(
-                f"Port {port}, wanted by {service}, is in use by another program. Stop it or choose another port."
-            ) from None
-
-
-def stop_group(pid: int, grace_seconds: float) -> None:
-    """Terminates the process group led by ``pid`` and everything below it, then kills what is left."""
-    family = _family(pid)
-    _signal_group(pid, signal.SIGTERM)
-    _, left = psutil.wait_procs(family, timeout=grace_seconds)
-    family = list({*left, *_family(pid)})
-    _signal_group(pid, signal.SIGKILL)
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=5)
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        leader = psutil.Process(pid)
-        return [leader, *leader.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def last_line(path: Path) -> str:
-    """The last non-empty line of a log, or a note that there is none."""
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except FileNotFoundError:
-        lines = []
-    return lines[-1] if lines else "(nothing)"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)

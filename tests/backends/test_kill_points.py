@@ -1,0 +1,183 @@
+"""Submitters killed with signal 9 at random points: exactly one run each, its result arrives.
+
+Runs are counted from the server's event log and from a line that each rank appends to a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from deepspeed_provider.backends.base import RunIdentity, RunState
+from deepspeed_provider.backends.spark_connect import SparkConnectBackend
+from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+
+from backends.cases import BackendCase
+from backends.event_log import jobs_of_operation
+from backends.processes import alive, mentioning, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SUBMITTER = Path(__file__).with_name("submitter.py")
+
+# Where to aim: (phase line to wait for, longest random delay after it in seconds). Importing,
+# submitting and running take about that long on two busy cores.
+AIMS = (("started", 1.5), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
+RUNS = 14
+KILLS_PER_RUN = 4
+SEED = 20261130
+
+
+def spark_case(engine: EmbeddedEngine, folder: Path) -> BackendCase:
+    info = engine.ensure()
+    return BackendCase(
+        name="spark_connect",
+        connect=lambda: SparkConnectBackend(info.url),
+        unreachable=lambda: SparkConnectBackend("sc://127.0.0.1:1"),
+        count_runs=lambda handle: jobs_of_operation(info.event_log_dir, handle.ids["operation_id"]),
+        folder=folder,
+    )
+
+
+def start_submitter(url, request, generation=1):
+    job = {
+        "url": url,
+        "key": request.payload["name"],
+        "generation": generation,
+        "request": dataclasses.asdict(request),
+    }
+    return subprocess.Popen([sys.executable, SUBMITTER, json.dumps(job)], stdout=subprocess.PIPE, text=True)
+
+
+def kill_at(submitter, phase, delay):
+    """Kills after ``delay`` seconds in ``phase``; returns the phase it was really killed in."""
+    reached = threading.Event()
+    lines = []
+
+    def read():
+        for line in submitter.stdout:
+            lines.append(line.strip())
+            if line.startswith(phase):
+                reached.set()
+        reached.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reached.wait(60)
+    time.sleep(delay)
+    submitter.kill()
+    submitter.wait()
+    reader.join(10)
+    return (lines or ["nothing"])[-1].split()[0]
+
+
+def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, engine):
+    url = engine.url
+    case = spark_case(engine, tmp_path)
+
+    def one(index):
+        rng = random.Random(SEED + index)
+        request, marks = case.request(seconds=2)
+        phases = []
+        for kill in range(KILLS_PER_RUN):
+            phase, longest = AIMS[(index + kill) % len(AIMS)]
+            phases.append(kill_at(start_submitter(url, request), phase, rng.uniform(0, longest)))
+        last = start_submitter(url, request)
+        output, _ = last.communicate(timeout=120)
+        handle = case.connect().mint(request, case.identity(request))
+        return request, marks, handle, phases, output.strip().splitlines()[-1]
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(one, range(RUNS)))
+
+    killed_in = [phase for *_, phases, _ in outcomes for phase in phases]
+    assert len(killed_in) >= 50
+    counted = {phase: killed_in.count(phase) for phase in sorted(set(killed_in))}
+    print(f"\nkilled in phase: {counted}")
+    assert {"started", "submitting", "polling"} <= set(killed_in), counted
+    for request, marks, handle, phases, last_line in outcomes:
+        name = request.payload["name"]
+        assert last_line == f"result {json.dumps({'name': name, 'world_size': 2})}", phases
+        assert marks.ranks() == [0, 1], (phases, "each rank started exactly once")
+        assert case.count_runs(handle) == 1, phases
+        wait_for(lambda marks=marks: not alive(marks.pids()), 15, "no rank survives its run")
+
+
+@pytest.fixture
+def own_engine(tmp_path):
+    """An engine that a test may kill; a short detached time-out where it asks for one."""
+    engines = []
+
+    def start(**conf):
+        engine = EmbeddedEngine(tmp_path / "home", EngineSettings(ranks=2, ui_port=None, conf=conf))
+        engine.ensure()
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+def test_a_killed_server_takes_its_ranks_along_and_the_next_generation_runs(tmp_path, own_engine):
+    engine = own_engine()
+    case = spark_case(engine, tmp_path)
+    request, marks = case.request(seconds=300)
+    backend = case.connect()
+    handle = backend.submit(request, backend.mint(request, case.identity(request)))
+    wait_for(lambda: len(marks.pids()) == 2, 60, "both ranks started")
+    server = engine.running()
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(marks.pids()), 20, "the ranks of a killed server went away")
+    name = request.payload["name"]
+    wait_for(lambda: not mentioning(str(engine.home)), 20, "workers and torchrun agents went away too")
+    assert engine.running() is None
+
+    restarted = spark_case(own_engine(), tmp_path)
+    assert restarted.connect().poll(handle).state is RunState.LOST
+    again, more_marks = dataclasses.replace(request, payload={**request.payload, "seconds": 0}), marks
+    submitter = start_submitter(engine.url, again, generation=2)
+    output, _ = submitter.communicate(timeout=120)
+    assert output.strip().splitlines()[-1] == f"result {json.dumps({'name': name, 'world_size': 2})}"
+    assert more_marks.ranks() == [0, 0, 1, 1], "one run for each generation"
+    second = restarted.connect().mint(again, RunIdentity(key=name, generation=2, digest=again.digest))
+    assert [restarted.count_runs(each) for each in (handle, second)] == [1, 1]
+
+
+def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_path, own_engine):
+    engine = own_engine(
+        **{
+            "spark.connect.execute.manager.detachedTimeout": "6s",
+            "spark.connect.execute.manager.maintenanceInterval": "2s",
+            "spark.connect.execute.reattachable.senderMaxStreamDuration": "4s",
+        }
+    )
+    case = spark_case(engine, tmp_path)
+    backend = case.connect()
+    polled, polled_marks = case.request(seconds=22)
+    handle = backend.submit(polled, backend.mint(polled, case.identity(polled)))
+    while not (status := backend.poll(handle)).state.terminal:
+        time.sleep(2)
+    assert status.state is RunState.SUCCEEDED
+    assert backend.result(handle)["world_size"] == 2
+    assert polled_marks.ranks() == [0, 1]
+
+    # The counter-proof: without polls the server gives the run up, and says so ever after.
+    forgotten, marks = case.request(seconds=60)
+    lost = backend.submit(forgotten, backend.mint(forgotten, case.identity(forgotten)))
+    wait_for(lambda: len(marks.pids()) == 2, 60, "both ranks started")
+    wait_for(lambda: not alive(marks.pids()), 45, "an abandoned run was stopped by the server")
+    assert backend.poll(lost).state is RunState.CANCELLED
+    backend.submit(forgotten, lost)
+    assert backend.poll(lost).state is RunState.CANCELLED
+    assert marks.ranks() == [0, 1]
