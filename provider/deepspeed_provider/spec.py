@@ -72,7 +72,8 @@ class FineTuneSpec:
     Attributes:
         model: a hub id, a folder, or a URI that the cluster can read.
         data: ``docstrings`` (the installed libraries' documentation as questions and answers) or the
-            URI of a JSONL, Parquet or CSV file with prompt/completion or text columns.
+            URI of a JSONL, Parquet or CSV file, or of a folder of them, with prompt/completion or text
+            columns.
         max_steps: optimizer steps; exactly one of ``max_steps`` and ``epochs`` is set, and where the
             user gives neither it is one epoch.
         learning_rate: peak of the schedule.
@@ -82,14 +83,17 @@ class FineTuneSpec:
         ranks: training processes (world size).
         max_perplexity_ratio: the gate before registration: the tuned model's held-out perplexity must
             be below this share of the base model's.
-        max_rows: at most so many rows of ``data``; None takes all.
+        heldout_fraction: share of the rows kept for evaluation.
+        eval_steps: held-out evaluation each N steps of the training; 0 evaluates at its end only.
+        evaluation_rows: at most so many held-out rows in the evaluation after it; None takes all.
+        generations: sample answers of base and tuned model shown side by side.
     """
 
     model: Name
     model_revision: Name | None = None
     method: Method = Method.LORA
     data: Name = DOCSTRINGS
-    max_rows: Annotated[Int, Field(ge=10)] | None = None
+    heldout_fraction: Annotated[Float, Field(gt=0, lt=1)] = 0.1
     max_steps: Annotated[Int, Field(ge=1, le=10_000_000)] | None = None
     epochs: Annotated[Float, Field(gt=0, le=1000)] | None = None
     learning_rate: Annotated[Float, Field(gt=0, le=1)] | None = None
@@ -109,6 +113,8 @@ class FineTuneSpec:
     weight_decay: Annotated[Float, Field(ge=0, le=1)] = 0.0
     max_gradient_norm: Annotated[Float, Field(gt=0, le=1000)] = 1.0
     eval_steps: Annotated[Int, Field(ge=0)] = 0
+    evaluation_rows: Annotated[Int, Field(ge=1)] | None = None
+    generations: Annotated[Int, Field(ge=0, le=100)] = 5
     seed: Annotated[Int, Field(ge=0, le=2**31 - 1)] = 42
     ranks: Annotated[Int, Field(ge=1, le=4096)] = 1
     merge_adapter: bool = True
@@ -292,14 +298,15 @@ def _lora_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
 
 def _data_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
     data: str = values["data"]
-    if data == DOCSTRINGS or data.rstrip("/").lower().removesuffix(".gz").endswith(DATA_SUFFIXES):
+    name = data.rstrip("/").rpartition("/")[2].lower().removesuffix(".gz")
+    if data == DOCSTRINGS or name.endswith(DATA_SUFFIXES) or ("/" in data and "." not in name):
         return []
     meant = nearest(data, [DOCSTRINGS])
     return [
         FieldProblem(
             field="data",
             value=data,
-            problem=f"should be '{DOCSTRINGS}' or end with one of {', '.join(DATA_SUFFIXES)}",
+            problem=f"should be '{DOCSTRINGS}', a file that ends with one of {', '.join(DATA_SUFFIXES)}, or a folder",
             suggestion=f"Did you mean {meant!r}?" if meant else "",
         )
     ]

@@ -61,7 +61,10 @@ class SparkConnectHook(BaseHook):
             except AirflowNotFoundException:
                 connection = None
                 self._require_default()
-            self._server = _embedded() if _means_embedded(connection) else _remote(connection, connection.extra_dejson)
+            if connection is None or _means_embedded(connection):
+                self._server = _embedded()
+            else:
+                self._server = _remote(connection, connection.extra_dejson)
         return self._server
 
     async def aget_server(self) -> Server:
@@ -72,7 +75,7 @@ class SparkConnectHook(BaseHook):
             except AirflowNotFoundException:
                 connection = None
                 self._require_default()
-            if _means_embedded(connection):
+            if connection is None or _means_embedded(connection):
                 self._server = await asyncio.to_thread(_embedded)
             else:
                 self._server = _remote(connection, await connection.aextra_dejson())
@@ -189,7 +192,7 @@ def _backend(server: Server) -> SparkConnectBackend:
 
 
 def _means_embedded(connection: Any) -> bool:
-    return connection is None or (connection.host or "").strip().lower() in LOCAL_HOSTS
+    return (connection.host or "").strip().lower() in LOCAL_HOSTS
 
 
 def _embedded() -> Server:

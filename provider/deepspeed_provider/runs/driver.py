@@ -126,8 +126,13 @@ class RunDriver:
             self._connected = self._connect()
         return self._connected
 
-    def open(self, job: Job) -> RunRecord:
-        """The record that this execution works on. Nothing is submitted yet."""
+    def open(self, job: Job, *, new_execution: bool = True) -> RunRecord:
+        """The record that this execution works on. Nothing is submitted yet.
+
+        Args:
+            new_execution: a try of its own, with its own count of replacements; False goes on with one
+                that was deferred.
+        """
         record = self._store.load()
         first = opening(record, max_tries=job.max_tries, on_clear=job.on_clear)
         if record is None or first is Opening.MINT:
@@ -136,8 +141,9 @@ class RunDriver:
             self._log.info("Cleared with on_clear='restart': stopping run %s first.", _name(record))
             self.stop(record)
             return self._mint(job, self._close(job, record, Outcome.CANCELLED))
-        if record.max_tries != job.max_tries:
-            record = replace(record, max_tries=job.max_tries)
+        taken_up = replace(record, max_tries=job.max_tries, replacements=0 if new_execution else record.replacements)
+        if taken_up != record:
+            record = taken_up
             self._store.save(record)
         self._log.info("Found run %s (%s); attaching to it.", _name(record), record.phase)
         if job.build("", None).digest != record.digest:

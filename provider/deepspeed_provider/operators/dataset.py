@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation of the request and preparation of its data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from deepspeed_provider.errors import SpecError
+from deepspeed_provider.hooks.spark_connect import SparkConnectHook
+from deepspeed_provider.planning import plan
+from deepspeed_provider.spec import FineTuneSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ValidateSpecOperator(BaseOperator):
+    """Checks a whole request before anything costs time: every problem of every field, at once.
+
+    Returns the spec as JSON for the tasks after it, and shows the plan with its reasons.
+
+    :param nodes, use_gpu: as for the fine-tune.
+    """
+
+    template_fields: Sequence[str] = ("spark_connect_conn_id",)
+
+    def __init__(
+        self,
+        *,
+        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
+        nodes: int = 1,
+        use_gpu: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spark_connect_conn_id = spark_connect_conn_id
+        self.nodes = nodes
+        self.use_gpu = use_gpu
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        try:
+            spec = FineTuneSpec.from_params(dict(context["params"]))
+            hook = SparkConnectHook(self.spark_connect_conn_id)
+            hardware = hook.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
+            for reason in plan(spec, hardware).reasons:
+                self.log.info("%s", reason)
+        except SpecError as error:
+            raise AirflowFailException(str(error)) from error
+        return spec.to_params()
+
+
+class PrepareDatasetOperator(BaseOperator):
+    """Prepares the spec's data on the cluster: cleaned, de-duplicated, split, written as Parquet.
+
+    Idempotent: an unchanged source gives the folder that is already there. Blocks its worker, as Spark
+    does the work in minutes. Returns the data set's manifest with ``dataset_uri``.
+
+    :param spec: a mapping of ``FineTuneSpec``'s fields.
+    :param base_uri: folder for data sets, reachable from the cluster. Default: the connection's.
+    :param prompt_column, completion_column, text_column: columns of the user's data; found by their usual names
+        when not given.
+    :param modules: Python modules whose docstrings make the ``docstrings`` corpus; default: a good dozen.
+    """
+
+    template_fields: Sequence[str] = ("spark_connect_conn_id", "base_uri", "spec")
+
+    def __init__(
+        self,
+        *,
+        spec: Mapping[str, Any],
+        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
+        base_uri: str | None = None,
+        prompt_column: str | None = None,
+        completion_column: str | None = None,
+        text_column: str | None = None,
+        modules: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spec = spec
+        self.spark_connect_conn_id = spark_connect_conn_id
+        self.base_uri = base_uri
+        self.prompt_column = prompt_column
+        self.completion_column = completion_column
+        self.text_column = text_column
+        self.modules = modules
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, prepare
+
+        try:
+            spec = FineTuneSpec.from_params(self.spec)
+        except SpecError as error:
+            raise AirflowFailException(str(error)) from error
+        hook = SparkConnectHook(self.spark_connect_conn_id)
+        base_uri = (self.base_uri or hook.get_base_uri()).rstrip("/")
+        choice: dict[str, Any] = {
+            "source": spec.data,
+            "heldout_fraction": spec.heldout_fraction,
+            "prompt_column": self.prompt_column,
+            "completion_column": self.completion_column,
+            "text_column": self.text_column,
+            "modules": None if self.modules is None else tuple(self.modules),
+            "model_ref": spec.model,
+            "cache_uri": f"{base_uri}/cache",
+        }
+        # The folder is named after the choice, so that equal requests share a data set and others never meet.
+        digest = hashlib.sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()[:16]
+        settings = PrepareSettings(**choice, output_uri=f"{base_uri}/datasets/{digest}")
+        try:
+            with hook.get_backend().session() as spark:
+                manifest = prepare(spark, settings)
+        except DatasetError as error:
+            raise AirflowFailException(str(error)) from error
+        self.log.info(
+            "Data set %s: %s rows, fingerprint %s", settings.output_uri, manifest["rows"], manifest["fingerprint"]
+        )
+        return {**manifest, "dataset_uri": settings.output_uri}

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of operators whose run outlives workers, triggerers, retries and clears.
+
+Business logic lives in ``runs``; this module translates Airflow to it and back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunRequest
+from deepspeed_provider.errors import Failure, SpecError
+from deepspeed_provider.hooks.spark_connect import SparkConnectHook
+from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
+from deepspeed_provider.runs import evidence
+from deepspeed_provider.runs.driver import Finished, Job, RunDriver, RunFailed, StillRunning, Tracker, Waiting
+from deepspeed_provider.runs.record import OnClear, RunRecord
+from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker
+from deepspeed_provider.triggers.run import DurableRunTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+RECORD_KEY = "run"
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+MAX_TRIGGER_ERRORS = 3
+
+# Airflow kills a worker's task 5 s after asking it to end; the request itself must be out by then.
+WORKER_KILL_BOUND_SECONDS = 4.0
+
+
+class TaskStateRecordStore:
+    """The record under one key of Airflow's task state store: it survives tries and clears."""
+
+    def __init__(self, context: Context) -> None:
+        self._state = context["task_state_store"]
+
+    def load(self) -> RunRecord | None:
+        wire = self._state.get(RECORD_KEY)
+        return RunRecord.from_json(wire) if isinstance(wire, dict) else None
+
+    def save(self, record: RunRecord) -> None:
+        self._state.set(RECORD_KEY, record.to_json())
+
+
+class DurableRunOperator(BaseOperator):
+    """Runs one job on the cluster exactly once, whatever happens to Airflow meanwhile.
+
+    A worker killed at any instruction, a retry, a clear, a restarted triggerer: the next attempt finds the
+    run and attaches to it. A retry after a failure, and clearing a task that has succeeded, start anew.
+
+    :param spark_connect_conn_id: connection of type ``spark_connect``; the embedded engine where the default one is
+        not defined.
+    :param base_uri: folder under which runs leave their files, reachable from the cluster. Default: the
+        connection's.
+    :param deferrable: wait in the triggerer instead of on a worker.
+    :param poll_interval: seconds between two looks at the run.
+    :param timeout: after this time the run is cancelled and the task fails, without a retry. Kept by us
+        in both modes, since Airflow's ``execution_timeout`` does not run while a task is deferred.
+    :param on_clear: what clearing the task does to a run that is alive: ``attach`` to it, since it was paid
+        for, or ``restart``: cancel it and start anew.
+    :param on_worker_kill: ``cancel`` the run when the worker's process is told to end, or ``detach``. A user's
+        kill and a graceful eviction of the worker look the same. In deferrable mode no worker is there to
+        be evicted.
+    :param tracking_uri: MLflow server; default: the environment's ``MLFLOW_TRACKING_URI``; neither means
+        no tracking.
+    :param experiment: MLflow experiment; default: the dag's id.
+    """
+
+    operator_extra_links = (MlflowRunLink(), SparkUiLink())
+    template_fields: Sequence[str] = ("spark_connect_conn_id", "base_uri", "tracking_uri", "experiment")
+
+    clock: Callable[[], float] = staticmethod(time.time)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+
+    def __init__(
+        self,
+        *,
+        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
+        base_uri: str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: float = 10.0,
+        timeout: timedelta | None = None,
+        on_clear: str = OnClear.ATTACH.value,
+        on_worker_kill: str = "cancel",
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if on_worker_kill not in ("cancel", "detach"):
+            raise ValueError(f"on_worker_kill = {on_worker_kill!r}: should be 'cancel' or 'detach'.")
+        if on_clear not in list(OnClear):
+            raise ValueError(f"on_clear = {on_clear!r}: should be 'attach' or 'restart'.")
+        self.spark_connect_conn_id = spark_connect_conn_id
+        self.base_uri = base_uri
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.timeout = timeout
+        self.on_clear = on_clear
+        self.on_worker_kill = on_worker_kill
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self._backend: Backend | None = None
+        self._record: RunRecord | None = None
+        self._killed = False
+
+    def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:
+        """What to run. With an empty token it is only digested."""
+        raise NotImplementedError
+
+    def build_output(self, record: RunRecord, result: Any) -> Any:
+        """The task's return value."""
+        raise NotImplementedError
+
+    def execute(self, context: Context) -> Any:
+        return self._carry_on(context, trigger_errors=0, new_execution=True)
+
+    def resume(self, context: Context, event: dict[str, Any], trigger_errors: int = 0) -> Any:
+        """Continues where the trigger ended; the event only says why, the cluster is asked again."""
+        if event.get("status") != "error":
+            return self._carry_on(context, trigger_errors=0)
+        self.log.error("The trigger could not watch the run: %s", event.get("message"))
+        if trigger_errors + 1 >= MAX_TRIGGER_ERRORS:
+            self._leave_unwatched(context)
+            raise AirflowException(f"The run cannot be watched from the triggerer: {event.get('message')}")
+        return self._carry_on(context, trigger_errors=trigger_errors + 1)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        if next_method == "__fail__":
+            # The trigger is gone, by a time-out of Airflow's or by an error of its own.
+            self._leave_unwatched(context)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+    def on_kill(self) -> None:
+        """Called in the worker when its process is told to end, in between any two instructions.
+
+        The main thread may be talking to Airflow's supervisor, so nothing here does.
+        """
+        self._killed = True
+        if self.on_worker_kill == "cancel":
+            self._cancel_from_worker()
+
+    def get_backend(self) -> Backend:
+        return SparkConnectHook(self.spark_connect_conn_id).get_backend()
+
+    def get_base_uri(self) -> str:
+        """Where runs leave their files."""
+        return (self.base_uri or SparkConnectHook(self.spark_connect_conn_id).get_base_uri()).rstrip("/")
+
+    def get_spark_ui_url(self) -> str | None:
+        return SparkConnectHook(self.spark_connect_conn_id).ui_url
+
+    def get_tracking_uri(self) -> str | None:
+        return self.tracking_uri or os.environ.get(TRACKING_VARIABLE) or None
+
+    def get_tracker(self, context: Context) -> Tracker:
+        """Where the run is tracked."""
+        uri = self.get_tracking_uri()
+        if uri is None:
+            return NoTracker()
+        ti = context["ti"]
+        return MlflowTracker(
+            tracking_uri=uri,
+            experiment=self.experiment or ti.dag_id,
+            run_name=f"{ti.task_id} {ti.run_id}",
+            tags={"airflow.dag_id": ti.dag_id, "airflow.run_id": ti.run_id, "airflow.task_id": ti.task_id},
+            log=self.log,  # type: ignore[arg-type]
+        )
+
+    def _carry_on(self, context: Context, *, trigger_errors: int, new_execution: bool = False) -> Any:
+        job, driver = self._job(context), self._make_driver(context)
+        try:
+            record = driver.open(job, new_execution=new_execution)
+            self._announce(context, record)
+            while True:
+                step = self._step(driver, job, record)
+                if isinstance(step, Finished):
+                    return self._succeed(step)
+                if step.record.generation != record.generation:
+                    self._announce(context, step.record)
+                record = step.record
+                if self.deferrable:
+                    self._defer(context, record, trigger_errors)
+                self._wait(driver, record)
+        except RunFailed as error:
+            self._fail(error)
+        except StillRunning as error:
+            raise AirflowException(str(error)) from error
+        except SpecError as error:
+            raise AirflowFailException(str(error)) from error
+
+    def _step(self, driver: RunDriver, job: Job, record: RunRecord) -> Waiting | Finished:
+        self._record = record
+        self._end_if_killed()
+        step = driver.step(job, record)
+        self._record = step.record
+        if isinstance(step, Waiting):
+            self._end_if_killed()
+        return step
+
+    def _end_if_killed(self) -> None:
+        if not self._killed:
+            return
+        if self.on_worker_kill == "detach":
+            raise AirflowException("The worker was told to end; the run goes on, and the next try attaches to it.")
+        # Once more: the first request may have come before the cluster held the run.
+        self._cancel_from_worker()
+        raise AirflowException("The worker was told to end, and the run was cancelled.")
+
+    def _cancel_from_worker(self) -> None:
+        backend, record = self._backend, self._record
+        if backend is None or record is None or record.outcome is not None:
+            return
+        stopper = RunDriver(
+            # The backend at hand: finding the connection again would ask Airflow's supervisor.
+            connect=lambda: backend,
+            store=_NoStore(),
+            clock=self.clock,
+            sleep=self.sleep,
+            log=self.log,
+            stop_bound_s=WORKER_KILL_BOUND_SECONDS,
+            stop_poll_s=0.5,
+        )
+        try:
+            self.log.info("Run %s has stopped: %s.", record.handle.token[:12], stopper.stop(record))
+        except StillRunning as error:
+            self.log.error("%s", error)
+
+    def _wait(self, driver: RunDriver, record: RunRecord) -> None:
+        """Blocking mode: shows progress and sleeps, in slices so that a kill is seen."""
+        self._show_progress(driver, record)
+        end_s = self.clock() + self.poll_interval
+        while (left_s := end_s - self.clock()) > 0 and not self._killed:
+            self.sleep(min(1.0, left_s))
+
+    def _show_progress(self, driver: RunDriver, record: RunRecord) -> None:
+        try:
+            texts = driver.backend.read_texts(f"{record.handle.output_uri}/progress.json")
+        except BackendUnavailable:
+            return
+        progress = evidence.read_progress(texts.values())
+        if progress is not None and str(progress) != getattr(self, "_shown", None):
+            self._shown = str(progress)
+            self.log.info("%s", progress)
+
+    def _defer(self, context: Context, record: RunRecord, trigger_errors: int) -> NoReturn:
+        ti = context["ti"]
+        self.defer(
+            trigger=DurableRunTrigger(
+                handle=record.handle.to_json(),
+                spark_connect_conn_id=self.spark_connect_conn_id,
+                task={
+                    "dag_id": ti.dag_id,
+                    "run_id": ti.run_id,
+                    "task_id": ti.task_id,
+                    "map_index": -1 if ti.map_index is None else ti.map_index,
+                },
+                deadline_s=record.deadline_s,
+                poll_interval_s=self.poll_interval,
+            ),
+            method_name="resume",
+            kwargs={"trigger_errors": trigger_errors},
+        )
+
+    def _job(self, context: Context) -> Job:
+        ti = context["ti"]
+        map_index = -1 if ti.map_index is None else ti.map_index
+        base_uri = self.get_base_uri()
+        folder = f"{base_uri}/{ti.dag_id}/{ti.task_id}"
+
+        def build(token: str, mlflow_run_id: str | None) -> RunRequest:
+            return self.build_request(token, f"{folder}/{token[:16] or 'draft'}", mlflow_run_id)
+
+        return Job(
+            key="\n".join((ti.dag_id, ti.run_id, ti.task_id, str(map_index))),
+            build=build,
+            tracker=self.get_tracker(context),
+            timeout_s=None if self.timeout is None else self.timeout.total_seconds(),
+            max_tries=ti.max_tries,
+            on_clear=OnClear(self.on_clear),
+        )
+
+    def _make_driver(self, context: Context) -> RunDriver:
+        return RunDriver(
+            connect=self._connect,
+            store=TaskStateRecordStore(context),
+            clock=self.clock,
+            sleep=self.sleep,
+            log=self.log,
+        )
+
+    def _connect(self) -> Backend:
+        self._backend = self.get_backend()
+        return self._backend
+
+    def _announce(self, context: Context, record: RunRecord) -> None:
+        """Addresses for people, before anything can fail."""
+        self._record = record
+        ti = context["ti"]
+        if record.mlflow_url:
+            self.log.info("MLflow run: %s", record.mlflow_url)
+            ti.xcom_push(key=MLFLOW_URL_KEY, value=record.mlflow_url)
+        if spark_ui_url := self.get_spark_ui_url():
+            ti.xcom_push(key=SPARK_UI_URL_KEY, value=spark_ui_url)
+        self.log.info("Files of the run: %s", record.handle.output_uri)
+
+    def _succeed(self, step: Finished) -> Any:
+        self._record = step.record
+        self.log.info("Run %s succeeded.", step.record.handle.token[:12])
+        return self.build_output(step.record, step.result)
+
+    def _fail(self, error: RunFailed) -> NoReturn:
+        self._record = error.record
+        message = describe(error.failure, error.record)
+        raise (AirflowException if error.retryable else AirflowFailException)(message) from error
+
+    def _leave_unwatched(self, context: Context) -> None:
+        """Nobody watches the run any more: the next try will, or it is stopped where there is none."""
+        store = TaskStateRecordStore(context)
+        record = store.load()
+        if record is None or record.outcome is not None:
+            return
+        ti = context["ti"]
+        if self.retries and ti.try_number <= ti.max_tries:
+            self.log.warning("Run %s goes on; the next try attaches to it.", record.handle.token[:12])
+            return
+        self.log.warning("No try is left to watch run %s: cancelling it.", record.handle.token[:12])
+        try:
+            self._make_driver(context).abandon(self._job(context), record)
+        except StillRunning as error:
+            self.log.error("%s", error)
+
+
+class _NoStore:
+    """For stopping alone, which stores nothing."""
+
+    def load(self) -> RunRecord | None:
+        return None
+
+    def save(self, record: RunRecord) -> None: ...
+
+
+def describe(failure: Failure, record: RunRecord) -> str:
+    """What a person reads about a failed run: the cause, where it happened, where to look."""
+    links = [f"files: {record.handle.output_uri}"]
+    if record.mlflow_url:
+        links.append(f"MLflow run: {record.mlflow_url}")
+    return f"{failure}\nRun {record.handle.token[:12]}, generation {record.generation}; {'; '.join(links)}"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches one run from the triggerer, for as long as it takes, and fires once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle
+from deepspeed_provider.runs import evidence
+
+# States in which nobody will attach to the run again. Any other may be a task that was cleared, or
+# moved to another triggerer, whose new attempt already watches the same run (apache/airflow#73454).
+TERMINAL_TASK_STATES = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
+
+MAX_POLL_ERRORS = 5
+JITTER = 0.2
+
+GetTaskStates = Callable[..., Awaitable[Mapping[str, Mapping[str, Any]]]]
+Connect = Callable[[], Awaitable[Backend]]
+
+
+class DurableRunTrigger(BaseTrigger):
+    """Polls a run until it ends, its deadline passes, or it cannot be watched.
+
+    Fires exactly one event: ``{"status": "terminal" | "deadline" | "error", "state": …, "message": …}``.
+    The judgement is the operator's. An unreachable cluster is asked again until the deadline.
+
+    :param handle: ``RunHandle.to_json()``.
+    :param spark_connect_conn_id: resolved here, in the event loop, so that no secret is serialised.
+    :param task: dag_id, run_id, task_id and map_index of the waiting task.
+    :param deadline_s: seconds since the epoch, or None.
+    :param poll_interval_s: seconds between two polls, give or take a fifth.
+    """
+
+    def __init__(
+        self,
+        *,
+        handle: Mapping[str, Any],
+        spark_connect_conn_id: str,
+        task: Mapping[str, Any],
+        deadline_s: float | None = None,
+        poll_interval_s: float = 10.0,
+        connect: Connect | None = None,
+        get_task_states: GetTaskStates | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handle = dict(handle)
+        self.spark_connect_conn_id = spark_connect_conn_id
+        self.task_key = dict(task)
+        self.deadline_s = deadline_s
+        self.poll_interval_s = poll_interval_s
+        self._connect = connect or self._connect_by_hook
+        self._get_task_states = get_task_states or _task_states
+        self._sleep = sleep
+        self._clock = clock
+        self._jitter = jitter
+        self._ended = False
+        self._shown: str | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "deepspeed_provider.triggers.run.DurableRunTrigger",
+            {
+                "handle": self.handle,
+                "spark_connect_conn_id": self.spark_connect_conn_id,
+                "task": self.task_key,
+                "deadline_s": self.deadline_s,
+                "poll_interval_s": self.poll_interval_s,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        event = await self._watch()
+        self._ended = event["status"] == "terminal"
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """Cancels the run when the task has ended in a terminal state, and only then."""
+        handle = RunHandle.from_json(self.handle)
+        if self._ended:
+            return
+        try:
+            state = await self._task_state()
+        except Exception as error:  # noqa: BLE001  (not knowing must never cancel a run)
+            self.log.error(
+                "Run %s is NOT cancelled: the task's state cannot be read (%s). If nobody wants it any more, stop it "
+                "on the cluster; its files are in %s.",
+                handle.token[:12],
+                error,
+                handle.output_uri,
+            )
+            return
+        if state not in TERMINAL_TASK_STATES:
+            self.log.info("The task is %s: run %s is left to its next attempt.", state, handle.token[:12])
+            return
+        self.log.info("The task was set to %s: cancelling run %s.", state, handle.token[:12])
+        await self._cancel_until_stopped(handle)
+
+    async def cleanup(self) -> None:
+        """Runs at every restart of the triggerer, so it leaves the run alone."""
+
+    async def _watch(self) -> dict[str, Any]:
+        handle = RunHandle.from_json(self.handle)
+        backend: Backend | None = None
+        errors = 0
+        while True:
+            if self.deadline_s is not None and self._clock() >= self.deadline_s:
+                return {"status": "deadline", "state": None, "message": "the deadline has passed"}
+            try:
+                backend = backend or await self._connect()
+                status = await asyncio.to_thread(backend.poll, handle)
+                if status.state.terminal:
+                    await self._show_progress(backend, handle)
+                    return {"status": "terminal", "state": status.state.value, "message": status.detail}
+                errors = 0
+                await self._show_progress(backend, handle)
+            except BackendUnavailable as error:
+                # A restarted engine has another address, a rotated token another value: connect anew.
+                backend = None
+                self.log.warning("The cluster does not answer (%s); asking again.", error)
+            except Exception as error:  # noqa: BLE001  (one odd answer must not end the watch)
+                backend = None
+                errors += 1
+                self.log.warning("Polling failed (%d of %d): %s", errors, MAX_POLL_ERRORS, error)
+                if errors >= MAX_POLL_ERRORS:
+                    return {"status": "error", "state": None, "message": f"{type(error).__name__}: {error}"}
+            await self._sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        pause_s = self.poll_interval_s * (1 + JITTER * (2 * self._jitter() - 1))
+        return pause_s if self.deadline_s is None else max(0.0, min(pause_s, self.deadline_s - self._clock()))
+
+    async def _show_progress(self, backend: Backend, handle: RunHandle) -> None:
+        try:
+            texts = await asyncio.to_thread(backend.read_texts, f"{handle.output_uri}/progress.json")
+        except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
+            self.log.debug("Progress cannot be read: %s", error)
+            return
+        progress = evidence.read_progress(texts.values())
+        if progress is not None and str(progress) != self._shown:
+            self._shown = str(progress)
+            self.log.info("%s", progress)
+
+    async def _connect_by_hook(self) -> Backend:
+        from deepspeed_provider.hooks.spark_connect import SparkConnectHook
+
+        return await SparkConnectHook(self.spark_connect_conn_id).aget_backend()
+
+    async def _task_state(self) -> str | None:
+        key = self.task_key
+        map_index = key.get("map_index", -1)
+        states = await self._get_task_states(
+            dag_id=key["dag_id"], task_ids=[key["task_id"]], run_ids=[key["run_id"]], map_index=map_index
+        )
+        name = key["task_id"] if map_index < 0 else f"{key['task_id']}_{map_index}"
+        state = states.get(key["run_id"], {}).get(name)
+        return None if state is None else str(getattr(state, "value", state))
+
+    async def _cancel_until_stopped(self, handle: RunHandle) -> None:
+        """Asks until the cluster says that the run has stopped. Airflow bounds this (``on_kill_timeout``)."""
+        asked = False
+        while True:
+            try:
+                backend = await self._connect()
+                if not asked:
+                    await asyncio.to_thread(backend.cancel, handle)
+                    asked = True
+                status = await asyncio.to_thread(backend.poll, handle)
+                if status.state.terminal:
+                    self.log.info("Run %s has stopped: %s.", handle.token[:12], status.state)
+                    return
+            except Exception as error:  # noqa: BLE001  (it costs money until it stops: keep asking)
+                self.log.error(
+                    "Run %s is to be cancelled, but the cluster does not do it yet: %s. Its files are in %s.",
+                    handle.token[:12],
+                    error,
+                    handle.output_uri,
+                )
+            await self._sleep(1.0)
+
+
+async def _task_states(**query: Any) -> Mapping[str, Mapping[str, Any]]:
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    from asgiref.sync import sync_to_async
+
+    map_index = query.pop("map_index")
+    if map_index >= 0:
+        query["map_index"] = map_index
+    states: Mapping[str, Mapping[str, Any]] = await sync_to_async(RuntimeTaskInstance.get_task_states)(**query)
+    return states
