@@ -35,6 +35,8 @@ def main(payload: dict[str, Any]) -> dict[str, Any]:
     """
     guardian.start(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # The cluster keeps the last 100 lines of a failed rank; progress bars would push out the cause.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     use_gpu = bool(payload.get("use_gpu", True))
     rank = Rank.from_environment(os.environ, use_gpu=use_gpu)
     output_uri = payload.get("output_uri")
@@ -75,6 +77,9 @@ def _run_once(payload: dict[str, Any], rank: Rank, reporter: Reporter) -> dict[s
 
 def parse_plan(payload: Mapping[str, Any]) -> TrainingPlan:
     """The plan in ``payload``; raises InputError where it is not one."""
+    groups = ("model", "method", "optimization")
+    if missing := [name for name in groups if not isinstance(payload.get(name), Mapping)]:
+        raise failures.InputError(f"the training plan cannot be read: {', '.join(missing)} must be an object")
     try:
         return TrainingPlan.from_json(dict(payload))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -66,9 +66,15 @@ class Tracker:
     def log_model(self, plan: TrainingPlan, *, base: Path, example_prompt: str) -> str | None:
         """The saved model as an MLflow model of the run; returns its ``models:/`` URI, None when it was not logged."""
         self.close()
+        if self._waiting:
+            return None  # the server takes not even the metrics
 
-        def send(_client: Any, run_id: str) -> str:
+        def send(client: Any, run_id: str) -> str:
             os.environ.update(FOR_UPLOADS)
+            import mlflow
+
+            # A logged model belongs to the experiment that is set, else to the default one, not to its run's.
+            mlflow.set_experiment(experiment_id=client.get_run(run_id).info.experiment_id)
             return _log_transformers_model(plan, run_id, base=base, example_prompt=example_prompt)
 
         uri = self._attempt(send)
@@ -145,26 +151,27 @@ def _log_transformers_model(plan: TrainingPlan, run_id: str, *, base: Path, exam
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = storage.local_folder(storage.join(plan.output_uri, "model"), Path(scratch))
-        options: dict[str, Any] = {"transformers_model": str(folder)}
-        if models.is_adapter(folder):
-            options = {
-                "transformers_model": {
-                    "model": models.load_finished(folder, plan.model, plan.cache_uri),
-                    "tokenizer": models.load_tokenizer(folder),
-                },
-                "base_model_path": str(base),
-            }
+        # MLflow could copy the folder without loading it, but its 3.17 does not understand the task
+        # table of transformers 5.24 there; so the model is in memory once more, on the CPU.
+        components = {
+            "model": models.load_finished(folder, plan.model, plan.cache_uri),
+            "tokenizer": models.load_tokenizer(folder),
+        }
+        reference = {"base_model_path": str(base)} if models.is_adapter(folder) else {}
         # Model.log takes a run id; the flavor's own log_model would start and end the run.
         info = Model.log(
             artifact_path=None,
             name="model",
             flavor=mlflow.transformers,
             run_id=run_id,
+            transformers_model=components,
             task="text-generation",
             signature=infer_signature([example_prompt], ["text"]),
             input_example=[example_prompt],
             pip_requirements=_requirements(),
-            **options,
+            # It would generate hundreds of tokens; what was saved has been verified already.
+            validate_serving_input=False,
+            **reference,
         )
     return str(info.model_uri)
 
