@@ -20,7 +20,7 @@ from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
 from deepspeed_provider.runs import evidence
-from deepspeed_provider.runs.driver import Finished, Job, RunDriver, RunFailed, StillRunning, Tracker, Waiting
+from deepspeed_provider.runs.driver import Finished, Job, RunDriver, RunFailed, StillRunning, Tracker
 from deepspeed_provider.runs.record import OnClear, RunRecord
 from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker
 from deepspeed_provider.triggers.run import DurableRunTrigger
@@ -181,7 +181,7 @@ class DurableRunOperator(BaseOperator):
             record = driver.open(job, new_execution=new_execution)
             self._announce(context, record)
             while True:
-                step = self._step(driver, job, record)
+                step = driver.step(job, record)
                 if isinstance(step, Finished):
                     return self._succeed(step)
                 if step.record.generation != record.generation:
@@ -197,16 +197,9 @@ class DurableRunOperator(BaseOperator):
         except SpecError as error:
             raise AirflowFailException(str(error)) from error
 
-    def _step(self, driver: RunDriver, job: Job, record: RunRecord) -> Waiting | Finished:
-        self._record = record
-        self._end_if_killed()
-        step = driver.step(job, record)
-        self._record = step.record
-        if isinstance(step, Waiting):
-            self._end_if_killed()
-        return step
-
-    def _end_if_killed(self) -> None:
+    def _checkpoint(self, record: RunRecord | None) -> None:
+        """Called by the driver before each of its actions: after a kill there is none."""
+        self._record = record or self._record
         if not self._killed:
             return
         if self.on_worker_kill == "detach":
@@ -295,6 +288,7 @@ class DurableRunOperator(BaseOperator):
             clock=self.clock,
             sleep=self.sleep,
             log=self.log,
+            checkpoint=self._checkpoint,
         )
 
     def _connect(self) -> Backend:

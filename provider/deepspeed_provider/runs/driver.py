@@ -96,6 +96,8 @@ class RunDriver:
     Args:
         connect: a backend; called again after the cluster was unreachable, as a restarted engine has
             another address and a rotated token another value.
+        checkpoint: called with the record before each action; may raise to end here, as for a process
+            that was told to end. Afterwards nothing is minted, submitted or judged.
         stop_bound_s: how long a cancelled run may take to stop before that is an error.
     """
 
@@ -107,6 +109,7 @@ class RunDriver:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         log: logging.Logger | Any,
+        checkpoint: Callable[[RunRecord | None], None] = lambda _: None,
         stop_bound_s: float = 120.0,
         stop_poll_s: float = 2.0,
     ) -> None:
@@ -115,6 +118,7 @@ class RunDriver:
         self._clock = clock
         self._sleep = sleep
         self._log = log
+        self._checkpoint = checkpoint
         self._stop_bound_s = stop_bound_s
         self._stop_poll_s = stop_poll_s
         self._connected: Backend | None = None
@@ -204,6 +208,7 @@ class RunDriver:
         self._close(job, record, outcome)
 
     def _mint(self, job: Job, before: RunRecord | None, *, replacement: bool = False) -> RunRecord:
+        self._checkpoint(before)
         identity = RunIdentity(
             key=job.key,
             generation=before.generation + 1 if before else 1,
@@ -228,6 +233,7 @@ class RunDriver:
         return record
 
     def _step(self, job: Job, record: RunRecord) -> Waiting | Finished | RunRecord:
+        self._checkpoint(record)
         if self._unsent == record.handle.token:
             return self._submit(job, record)
         status = self.backend.poll(record.handle)
@@ -242,6 +248,7 @@ class RunDriver:
             has_stored_result=stored is not None,
             has_started=started,
         )
+        self._checkpoint(record)
         if action is Verdict.WAIT:
             return Waiting(record=record, detail=status.detail or status.state)
         return self._act(action, job, record, status, stored)

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exactly once, in blocking and in deferrable mode, against a cluster in memory."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    TaskDeferralError,
+    TaskDeferralTimeout,
+    TaskDeferred,
+)
+from deepspeed_provider.backends.base import RunState
+from deepspeed_provider.errors import Failure, FailureKind
+
+from operators.fake_backend import Crash, FakeCluster, failure_file
+from operators.fake_task import FakeTask, crash_at
+
+TERMINAL = {"status": "terminal", "state": "SUCCEEDED", "message": ""}
+FOREVER = (RunState.RUNNING,)
+
+
+def run_to_end(task: FakeTask, deferrable: bool) -> Any:
+    """One try, through as many deferrals as it takes."""
+    try:
+        return task.execute(deferrable=deferrable)
+    except TaskDeferred as deferred:
+        return resume_to_end(task, deferred)
+
+
+def resume_to_end(task: FakeTask, deferred: TaskDeferred) -> Any:
+    while True:
+        try:
+            return task.resume(deferred, TERMINAL, deferrable=True)
+        except TaskDeferred as again:
+            deferred = again
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "deferrable"])
+def deferrable(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+def test_one_run_and_its_result(deferrable: bool) -> None:
+    task = FakeTask()
+    output = run_to_end(task, deferrable)
+    assert output["generation"] == 1
+    assert len(task.cluster.runs) == 1
+    assert task.record["phase"] == "closed"
+    assert task.record["outcome"] == "succeeded"
+    assert task.xcoms == {"spark_ui_url": "http://spark.example:4040"}
+
+
+def test_the_identity_is_stored_before_anything_is_submitted() -> None:
+    seen: list[Any] = []
+    task = FakeTask()
+    task.cluster.on_call = lambda verb, moment: seen.append((verb, moment, task.record and task.record["phase"]))
+    run_to_end(task, False)
+    assert next(entry for entry in seen if entry[0] == "submit") == ("submit", "before", "minted")
+
+
+@pytest.mark.parametrize("moment", range(1, 40))
+def test_a_worker_killed_at_any_instruction_leaves_one_run(moment: int, deferrable: bool) -> None:
+    task = FakeTask()
+    task.store.on_call = task.cluster.on_call = crash_at(moment)
+    outputs = []
+    for _ in range(3):
+        try:
+            outputs.append(run_to_end(task, deferrable))
+            break
+        except Crash:
+            continue
+    assert len(outputs) == 1
+    assert len(task.cluster.runs) == 1
+    assert task.cluster.cancels == 0
+    assert outputs[0]["generation"] == 1
+
+
+def test_a_worker_killed_after_its_judgement_does_not_pay_twice() -> None:
+    task = FakeTask()
+    first = run_to_end(task, False)
+    assert run_to_end(task, False) == first
+    assert len(task.cluster.runs) == 1
+
+
+def test_clearing_a_success_starts_anew(deferrable: bool) -> None:
+    task = FakeTask()
+    run_to_end(task, deferrable)
+    task.clear()
+    assert run_to_end(task, deferrable)["generation"] == 2
+    assert len(task.cluster.runs) == 2
+
+
+def test_a_retry_after_a_failure_starts_anew(deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.FAILED)]))
+    with pytest.raises(AirflowException):
+        run_to_end(task, deferrable)
+    assert run_to_end(task, deferrable)["generation"] == 2
+    assert len(task.cluster.runs) == 2
+
+
+def test_clearing_a_live_run_attaches_to_it() -> None:
+    task = FakeTask()
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    task.clear()
+    assert run_to_end(task, True)["generation"] == 1
+    assert len(task.cluster.runs) == 1
+    assert task.cluster.cancels == 0
+
+
+def test_clearing_with_restart_stops_the_live_run_first() -> None:
+    task = FakeTask(options={"on_clear": "restart"}, cluster=FakeCluster(scripts=[FOREVER], stop_polls=3))
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    assert run_to_retry(task) is None
+    task.clear()
+    alive: list[int] = []
+    task.cluster.on_call = lambda verb, moment: alive.append(task.cluster.alive)
+    assert run_to_end(task, True)["generation"] == 2
+    assert max(alive) == 1
+    assert task.cluster.cancels == 1
+
+
+def run_to_retry(task: FakeTask) -> None:
+    """A retry, which is no clear: it must attach even with on_clear='restart'."""
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    assert task.cluster.cancels == 0
+
+
+def test_the_stored_identity_wins_over_a_changed_request() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 3 + (RunState.SUCCEEDED,)]))
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(deferrable=True, payload=1)
+    assert task.resume(deferred.value, TERMINAL, payload=2)["generation"] == 1
+    assert len(task.cluster.runs) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param((RunState.RUNNING, RunState.CANCELLED), id="cancelled by the platform"),
+        pytest.param((RunState.RUNNING, RunState.LOST), id="lost with its server"),
+    ],
+)
+def test_a_run_ended_by_the_platform_is_replaced_in_the_same_execution(script: Any, deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[script]))
+    assert run_to_end(task, deferrable)["generation"] == 2
+    assert len(task.cluster.runs) == 2
+
+
+@pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.LOST, RunState.FAILED])
+def test_a_stored_result_is_a_success_whatever_the_platform_says(state: RunState, deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, state)]))
+    task.cluster.on_call = lambda verb, moment: store_result(task)
+    assert run_to_end(task, deferrable)["model_uri"] == "mem://m"
+    assert len(task.cluster.runs) == 1
+
+
+def store_result(task: FakeTask, **fields: Any) -> None:
+    handle = (task.record or {}).get("handle")
+    if handle:
+        result = {"token": handle["token"], "model_uri": "mem://m", **fields}
+        task.cluster.files[f"{handle['output_uri']}/result.json"] = json.dumps(result)
+
+
+def test_another_runs_result_is_not_taken() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.LOST)]))
+    task.cluster.on_call = lambda verb, moment: store_result(task, token="somebody else's")
+    assert run_to_end(task, False)["generation"] == 2
+
+
+def test_replacing_ends_after_three_times(deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.LOST,)] * 10))
+    with pytest.raises(AirflowException, match="after 3 replacements"):
+        run_to_end(task, deferrable)
+    assert len(task.cluster.runs) == 4
+
+
+def test_a_submission_that_never_arrived_is_sent_again_under_its_identity() -> None:
+    task = FakeTask()
+    task.cluster.on_call = crash_at(1)
+    with pytest.raises(Crash):
+        run_to_end(task, False)
+    token = task.record["handle"]["token"]
+    assert task.record["phase"] == "minted"
+    assert task.cluster.runs == {}
+    assert run_to_end(task, False)["token"] == token
+
+
+def test_a_run_that_started_and_was_lost_before_it_was_noted_is_replaced() -> None:
+    task = FakeTask()
+    task.cluster.on_call = crash_at(2)  # after submit, before the record says so
+    with pytest.raises(Crash):
+        run_to_end(task, False)
+    task.cluster.files[f"{task.record['handle']['output_uri']}/started-rank0.json"] = "{}"
+    task.cluster.lose_everything()
+    assert run_to_end(task, False)["generation"] == 2
+
+
+def test_an_unreachable_cluster_is_asked_again(deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(outage=25))
+    assert run_to_end(task, deferrable)["generation"] == 1
+    assert len(task.cluster.runs) == 1
+
+
+def test_an_unreachable_cluster_is_fatal_at_the_deadline() -> None:
+    task = FakeTask(cluster=FakeCluster(outage=10**6), options={"timeout": timedelta(minutes=5)})
+    with pytest.raises(AirflowFailException, match="does not answer"):
+        run_to_end(task, False)
+
+
+def test_the_deadline_cancels_watches_and_fails_without_a_retry(deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER], stop_polls=3), options={"timeout": timedelta(minutes=5)})
+    if deferrable:
+        with pytest.raises(TaskDeferred) as deferred:
+            task.execute(deferrable=True)
+        assert deferred.value.timeout is None
+        assert deferred.value.trigger.deadline_s == task.clock.now_s + 300
+        task.clock.sleep(301)
+        with pytest.raises(AirflowFailException, match="deadline"):
+            task.resume(deferred.value, {"status": "deadline", "state": None, "message": ""}, deferrable=True)
+    else:
+        with pytest.raises(AirflowFailException, match="deadline"):
+            task.execute()
+    assert task.cluster.cancels == 1
+    assert task.cluster.alive == 0
+    assert task.record["outcome"] == "overdue"
+
+
+def test_a_run_that_finishes_while_it_is_stopped_at_the_deadline_is_a_success() -> None:
+    task = FakeTask(
+        cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 8 + (RunState.SUCCEEDED,)]),
+        options={"timeout": timedelta(minutes=1), "poll_interval": 10.0},
+    )
+    task.cluster.on_call = lambda verb, moment: store_result(task) if verb == "cancel" and moment == "before" else None
+    assert task.execute()["model_uri"] == "mem://m"
+
+
+def test_a_run_that_does_not_stop_is_said_loudly() -> None:
+    cluster = FakeCluster(scripts=[FOREVER], stop_polls=10**6)
+    task = FakeTask(cluster=cluster, options={"timeout": timedelta(minutes=1)})
+    with pytest.raises(AirflowException, match="did not stop within 120 s"):
+        task.execute()
+    assert task.record["phase"] == "submitted"
+
+
+@pytest.mark.parametrize(
+    ("files", "exception", "text"),
+    [
+        pytest.param(
+            {1: failure_file(1, "TRANSIENT", 1.0, "gloo: peer closed"), 0: failure_file(0, "USER", 5.0, "bad column")},
+            AirflowFailException,
+            "USER on rank 0 at step 3: RuntimeError: bad column",
+            id="an echo loses against a later real cause",
+        ),
+        pytest.param(
+            {3: failure_file(3, "GPU_OOM", 1.0), 0: failure_file(0, "TRANSIENT", 0.5)},
+            AirflowFailException,
+            "GPU_OOM on rank 3",
+            id="memory wins over collectives",
+        ),
+        pytest.param(
+            {0: failure_file(0, "UNKNOWN", 9.0), 1: failure_file(1, "USER", 2.0)},
+            AirflowFailException,
+            "USER on rank 1",
+            id="the earliest real cause",
+        ),
+        pytest.param(
+            {0: failure_file(0, "TRANSIENT", 9.0), 1: failure_file(1, "TRANSIENT", 2.0)},
+            AirflowException,
+            "TRANSIENT on rank 1",
+            id="transient is retried",
+        ),
+        pytest.param({}, AirflowException, "the stage failed", id="no file: the operation's error"),
+        pytest.param({0: "{half"}, AirflowException, "the stage failed", id="an unreadable file is no evidence"),
+    ],
+)
+def test_a_failure_is_told_with_its_cause(files: Any, exception: type, text: str, deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.FAILED)]))
+
+    def write(verb: str, moment: str) -> None:
+        if task.record:
+            for rank, content in files.items():
+                task.cluster.files[f"{task.record['handle']['output_uri']}/failure-rank{rank}.json"] = content
+
+    task.cluster.on_call = write
+    with pytest.raises(AirflowException, match=text) as caught:
+        run_to_end(task, deferrable)
+    assert type(caught.value) is exception
+    assert task.record["handle"]["output_uri"] in str(caught.value)
+    assert task.record["outcome"] == "failed"
+
+
+def test_a_failed_operation_that_was_a_cancellation_is_replaced() -> None:
+    cluster = FakeCluster(scripts=[(RunState.FAILED,)])
+    cluster.failure = Failure(kind=FailureKind.CANCELLED, message="cancelled", evidence="operation error")
+    assert run_to_end(FakeTask(cluster=cluster), False)["generation"] == 2
+
+
+@pytest.mark.parametrize(("policy", "cancels"), [("cancel", 1), ("detach", 0)])
+def test_a_worker_told_to_end(policy: str, cancels: int) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"on_worker_kill": policy})
+    sleeps = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        task.clock.now_s += seconds
+        if len(sleeps) == 3:
+            task.operator.on_kill()
+
+    task.operator = task.new_operator()
+    task.operator.sleep = sleep
+    task.try_number = 1
+    with pytest.raises(AirflowException, match="told to end"):
+        task.operator.execute(task.context())
+    assert (task.cluster.cancels > 0) == bool(cancels)
+    assert task.cluster.alive == 1 - cancels
+    assert len(task.cluster.runs) == 1
+
+
+def test_a_kill_while_submitting_leaves_nothing_alive() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    task.cluster.on_call = lambda verb, moment: (
+        task.operator.on_kill() if (verb, moment) == ("submit", "before") else None
+    )
+    with pytest.raises(AirflowException, match="was cancelled"):
+        task.execute()
+    assert task.cluster.alive == 0
+    assert len(task.cluster.runs) == 1
+
+
+def test_after_a_kill_the_next_try_replaces_the_cancelled_run() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    task.cluster.on_call = lambda verb, moment: (
+        task.operator.on_kill() if (verb, moment) == ("submit", "after") else None
+    )
+    with pytest.raises(AirflowException):
+        task.execute()
+    task.cluster.on_call = lambda verb, moment: None
+    assert task.execute()["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "last_try", "exception", "cancels"),
+    [
+        pytest.param("Trigger timeout", True, TaskDeferralTimeout, 1, id="time-out, no try left"),
+        pytest.param("Trigger failure", True, TaskDeferralError, 1, id="trigger died, no try left"),
+        pytest.param("Trigger failure", False, TaskDeferralError, 0, id="trigger died, the next try attaches"),
+    ],
+)
+def test_a_deferral_that_failed(error: str, last_try: bool, exception: type, cancels: int) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 5 + (RunState.SUCCEEDED,)]))
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    task.try_number = task.max_tries + 1 if last_try else 1
+    with pytest.raises(exception):
+        task.new_operator(deferrable=True).resume_execution("__fail__", {"error": error}, task.context())
+    assert task.cluster.cancels == cancels
+    if not last_try:
+        assert run_to_end(task, True)["generation"] == 1
+        assert len(task.cluster.runs) == 1
+
+
+def test_a_trigger_that_cannot_watch_is_tried_three_times() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), retries=0, max_tries=0)
+    error = {"status": "error", "state": None, "message": "ImportError: x"}
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(deferrable=True)
+    for _ in range(2):
+        with pytest.raises(TaskDeferred) as again:
+            task.resume(deferred.value, error, deferrable=True)
+        deferred = again
+    with pytest.raises(AirflowException, match="cannot be watched"):
+        task.resume(deferred.value, error, deferrable=True)
+    assert task.cluster.alive == 0
+
+
+def test_the_trigger_gets_every_setting() -> None:
+    task = FakeTask(options={"poll_interval": 7.0, "timeout": timedelta(hours=1), "spark_connect_conn_id": "mine"})
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(deferrable=True)
+    _, kwargs = deferred.value.trigger.serialize()
+    assert kwargs == {
+        "handle": task.record["handle"],
+        "spark_connect_conn_id": "mine",
+        "task": {"dag_id": "dag", "run_id": "manual__1", "task_id": "train", "map_index": -1},
+        "deadline_s": task.clock.now_s + 3600,
+        "poll_interval_s": 7.0,
+    }
+
+
+@pytest.mark.parametrize("option", [{"on_clear": "attahc"}, {"on_worker_kill": "kill"}], ids=str)
+def test_a_wrong_policy_is_refused_when_the_dag_is_parsed(option: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="should be"):
+        FakeTask().new_operator(**option)
