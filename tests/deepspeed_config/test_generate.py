@@ -29,10 +29,17 @@ CONFIGS = [
     for world_size, stage, precision, use_gpu in product((1, 2, 7), range(4), ("fp32", "bf16", "fp16"), (True, False))
 ]
 
-# DeepSpeed asks an mpu for the world size; without one it assumes 1 and refuses valid batch sizes.
+# DeepSpeed asks an mpu for the world size, once torch.distributed runs; else it assumes 1 and refuses
+# valid batch sizes.
 READ_ALL = textwrap.dedent(
     """
     import json, sys
+    import torch.distributed
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    import deepspeed
+    # Its CPU operator would be compiled for a minute, and is not used here.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_init_required=False)
     from deepspeed.runtime.config import DeepSpeedConfig
 
     class Mpu:

@@ -46,11 +46,11 @@ def connection(**fields: Any) -> Connection:
 @pytest.mark.parametrize(
     ("fields", "url", "user_id"),
     [
-        pytest.param({"host": "h"}, "sc://h:15002/", "airflow", id="host only"),
-        pytest.param({"host": "h", "port": 443}, "sc://h:443/", "airflow", id="port"),
-        pytest.param({"host": "sc://h/", "port": 1}, "sc://h:1/", "airflow", id="host pasted with its scheme"),
+        pytest.param({"host": "h"}, "sc://h:15002", "airflow", id="host only"),
+        pytest.param({"host": "h", "port": 443}, "sc://h:443", "airflow", id="port"),
+        pytest.param({"host": "sc://h/", "port": 1}, "sc://h:1", "airflow", id="host pasted with its scheme"),
         pytest.param({"host": "h", "extra": '{"use_ssl": true}'}, "sc://h:15002/;use_ssl=true", "airflow", id="TLS"),
-        pytest.param({"host": "h", "extra": '{"user_id": "etl"}'}, "sc://h:15002/", "etl", id="user id"),
+        pytest.param({"host": "h", "extra": '{"user_id": "etl"}'}, "sc://h:15002", "etl", id="user id"),
         pytest.param(
             {"host": "h", "password": TOKEN},
             "sc://h:15002/;token=dapi-very%3Bsecret%2Ftoken",

@@ -211,7 +211,7 @@ def _remote(connection: Any, extra: dict[str, Any]) -> Server:
     elif extra.get("use_ssl"):
         parameters.append("use_ssl=true")
     return Server(
-        url=f"sc://{host}:{connection.port or DEFAULT_PORT}/" + "".join(f";{item}" for item in parameters),
+        url=f"sc://{host}:{connection.port or DEFAULT_PORT}" + ("/;" + ";".join(parameters) if parameters else ""),
         user_id=extra.get("user_id") or DEFAULT_USER_ID,
         ui_url=extra.get("ui_url") or None,
         base_uri=extra.get("base_uri") or None,
