@@ -25,3 +25,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture(scope="session")
 def plain_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
     return tiny_runs.make_tokenizer(tmp_path_factory.mktemp("plain"), chat_template=None)
+
+
+@pytest.fixture(scope="session")
+def spark(engine: object) -> object:
+    """A Spark Connect session on the engine that all rooms share."""
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession.builder.remote(engine.url).create()
+    yield session
+    session.stop()

@@ -39,7 +39,7 @@ def judge(rows: DataFrame, *, needs_prompt: bool, max_characters: int) -> DataFr
         needs_prompt: whether a row without a prompt counts as empty.
         max_characters: at most so many in prompt and completion together.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     cleaned = rows.select(
         clean_text(F.col("prompt")).alias("prompt"), clean_text(F.col("completion")).alias("completion")
@@ -53,9 +53,10 @@ def judge(rows: DataFrame, *, needs_prompt: bool, max_characters: int) -> DataFr
 
 
 def clean_text(text: Column) -> Column:
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
+    from pyspark.sql.types import StringType
 
-    cleaned = F.udf(nfc, "string", useArrow=False)(text)
+    cleaned = F.udf(nfc, StringType(), useArrow=False)(text)
     for pattern, replacement in _REPLACEMENTS:
         cleaned = F.regexp_replace(cleaned, pattern, replacement)
     return cleaned
@@ -63,7 +64,7 @@ def clean_text(text: Column) -> Column:
 
 def distinct(rows: DataFrame) -> DataFrame:
     """One row for each prompt and completion that differ in more than white space; the least one stands."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     key = F.sha2(F.to_json(F.struct(_squeezed("prompt").alias("p"), _squeezed("completion").alias("c"))), 256)
     chosen = rows.groupBy(key.alias("key")).agg(F.min(F.struct("prompt", "completion")).alias("row"))
@@ -76,7 +77,7 @@ def scored(rows: DataFrame, salt: str) -> DataFrame:
     Equal answers, whatever their case and white space, have equal scores and so share a split: an
     answer that was trained on is never asked for in the evaluation.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     digest = F.sha2(F.concat(F.lit(f"{salt}\n"), F.lower(_squeezed("completion"))), 256)
     number = F.conv(F.substring(digest, 1, _SCORE_HEX_DIGITS), 16, 10).cast("bigint")
@@ -97,6 +98,6 @@ def heldout_threshold(fraction: float, lowest: float, highest: float) -> float:
 
 
 def _squeezed(column: str) -> Column:
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     return F.regexp_replace(F.col(column), r"\s+", " ")

@@ -159,7 +159,7 @@ def _main() -> None:
                 # Aliases and inherited docstrings answer several questions alike: the shortest name is the public one.
                 known = by_completion.get(pair.completion, pair)
                 by_completion[pair.completion] = min(known, pair, key=lambda one: (len(one.prompt), one.prompt))
-        except Exception as error:  # noqa: BLE001 - an import runs anybody's code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an import runs anybody's code
             skipped[name] = f"{type(error).__name__}: {error}"[:300]
     wire = {"pairs": [asdict(pair) for pair in by_completion.values()], "skipped": skipped}
     Path(answer).write_text(json.dumps(wire))

@@ -127,7 +127,7 @@ def _add_field(sections: list[tuple[str, list[str]]], field: re.Match[str]) -> N
         if sections[-1][0] != "params":
             sections.append(("params", []))
         type_name = f" ({' '.join(argument[:-1])})" if argument[:-1] else ""
-        sections[-1][1].append(f"    {argument[-1]}{type_name}: {text}")
+        sections[-1][1].append(f"{argument[-1]}{type_name}: {text}")
     elif kind in _RETURN_HEADERS:
         sections.append(("returns", [f"    {text}"]))
     else:

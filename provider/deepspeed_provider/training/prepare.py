@@ -84,12 +84,12 @@ def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
     state = _source_state(spark, settings)
     code = {name: text for name, text in cluster_calls.source_files().items() if name in _DECIDING_MODULES}
     digest = _digest([asdict(settings), state, cluster_calls.digest_of_code(code)])
-    known = cluster_calls.call(spark, _read_manifest, settings.output_uri)
-    if known and known["settings_digest"] == digest and _still_there(spark, settings.output_uri, known):
+    known = cluster_calls.call(spark, _claim, settings.output_uri, digest)
+    if known and not _still_there(spark, settings.output_uri, known):
+        known = cluster_calls.call(spark, _claim, settings.output_uri, "")
+    if known:
         log.info("Data set %s is prepared already: %s", settings.output_uri, known["fingerprint"])
         return dict(known)
-    # From here on the folder is no data set until the manifest is complete.
-    cluster_calls.call(spark, _write_manifest, settings.output_uri, {"complete": False})
     rows, skipped = _write_splits(spark, settings, state)
     splits = {split: _measure(spark, settings, split) for split in SPLITS}
     manifest = {
@@ -136,7 +136,7 @@ def _write_splits(
     spark: SparkSession, settings: PrepareSettings, state: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Writes both splits; returns row counts by what became of the rows, and skipped modules with reasons."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     kept_frames: list[DataFrame] = []
     try:
@@ -207,7 +207,7 @@ def _write(rows: DataFrame, settings: PrepareSettings, split: str, total: int) -
 
 def _measure(spark: SparkSession, settings: PrepareSettings, split: str) -> dict[str, Any]:
     """Counts of one written split, and ``content``: two 64-bit sums over row hashes, which no order changes."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     rows = spark.read.parquet(storage.join(settings.output_uri, split))
     text = F.concat_ws(" ", "prompt", "completion")
@@ -228,7 +228,7 @@ def _measure(spark: SparkSession, settings: PrepareSettings, split: str) -> dict
 
 def _count_tokens(rows: DataFrame, model_ref: str | None, cache_uri: str | None) -> int | None:
     """Tokens as training will see them without truncation; None when the cluster cannot load the tokenizer."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     if not model_ref or not cache_uri:
         return None
@@ -272,13 +272,19 @@ def _still_there(spark: SparkSession, output_uri: str, manifest: dict[str, Any])
         return False
 
 
-def _read_manifest(output_uri: str) -> dict[str, Any] | None:
-    """The complete manifest in a folder; None when there is none. Runs on the cluster."""
+def _claim(output_uri: str, settings_digest: str) -> dict[str, Any] | None:
+    """The complete manifest made under these settings, if it is there. Runs on the cluster.
+
+    Otherwise the folder stops being a data set: what is written next must not be read under an old manifest.
+    """
     try:
         manifest = storage.read_json(storage.join(output_uri, MANIFEST))
     except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) and manifest.get("complete") else None
+        manifest = {}
+    if manifest.get("complete") and manifest.get("settings_digest") == settings_digest:
+        return dict(manifest)
+    _write_manifest(output_uri, {"complete": False})
+    return None
 
 
 def _write_manifest(output_uri: str, manifest: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import corpus
+from .failures import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,7 @@ _CORRUPT = "_corrupt_record"
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "UNABLE_TO_INFER_SCHEMA", "CANNOT_MERGE_SCHEMA")
 
 
-class DatasetError(ValueError):
+class DatasetError(InputError):
     """The data cannot be used; says which setting, what was found and what would work."""
 
 
@@ -64,7 +65,7 @@ class Files:
 def list_files(spark: SparkSession, uri: str) -> Files:
     """Looks at names, sizes and times only. Raises DatasetError when nothing usable is there."""
     from pyspark.errors import PySparkException
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     listing = spark.read.format("binaryFile").option("recursiveFileLookup", True)
     suffix = F.regexp_extract(F.lower("path"), r"\.([a-z0-9]+)(?:\.(?:gz|bz2|zst))?$", 1)
@@ -83,7 +84,7 @@ def list_files(spark: SparkSession, uri: str) -> Files:
     suffixes = sorted(row[0] for row in found)
     kinds = {_KINDS.get(suffix, "") for suffix in suffixes}
     if not suffixes:
-        raise DatasetError(f"source = {uri!r}: the folder is empty.")
+        raise DatasetError(f"source = {uri!r}: holds no file with content.")
     if "" in kinds or len(kinds) > 1:
         names = ", ".join(f".{suffix}" if suffix else "files without a suffix" for suffix in suffixes)
         raise DatasetError(f"source = {uri!r}: holds {names}; give files of one kind of .jsonl, .json, .parquet, .csv.")
@@ -118,7 +119,7 @@ def read_files(spark: SparkSession, uri: str, kind: str) -> DataFrame:
 
 def _is_one_document(spark: SparkSession, uri: str) -> bool:
     """Whether ``.json`` files hold one array or object each, rather than one object a line."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     lines = spark.read.option("recursiveFileLookup", True).text(uri)
     first = lines.where(F.length(F.trim("value")) > 0).first()
@@ -131,7 +132,7 @@ def _is_one_document(spark: SparkSession, uri: str) -> bool:
 
 
 def _refuse_broken_json(frame: DataFrame, uri: str) -> None:
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     broken = None
     if frame.columns == [_CORRUPT]:
@@ -189,7 +190,7 @@ def _is_text(kind: str) -> bool:
 
 def select_rows(frame: DataFrame, columns: Columns) -> DataFrame:
     """``prompt`` (null for plain text) and ``completion`` as strings."""
-    from pyspark.sql import functions as F
+    from pyspark.sql.connect import functions as F
 
     def text(name: str) -> Column:
         return F.col("`" + name.replace("`", "``") + "`").cast("string")
