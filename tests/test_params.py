@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trigger form: complete, in sections, and forgiving about text for numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import ParamValidationError
+from deepspeed_provider.params import finetune_params
+from deepspeed_provider.spec import FineTuneSpec
+
+PARAMS = finetune_params()
+
+
+def test_each_field_has_its_param() -> None:
+    assert set(PARAMS) == {field.name for field in dataclasses.fields(FineTuneSpec)}
+
+
+def test_the_defaults_are_the_demonstration() -> None:
+    spec = FineTuneSpec.from_params(ParamsDict(dict(PARAMS)).validate())
+    assert spec.model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (spec.max_steps, spec.sequence_length, spec.lora_rank, spec.ranks) == (60, 160, 16, 2)
+    assert spec.batch == (4, 2, 1)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_each_param_explains_itself(name: str) -> None:
+    schema = PARAMS[name].schema
+    assert schema["title"]
+    assert str(PARAMS[name].description).endswith(".")
+    assert schema["section"]
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    # The form draws a text area of JSON for several types, unless there are examples or an enum.
+    assert len([kind for kind in types if kind != "null"]) == 1 or "examples" in schema
+
+
+def test_numbers_may_arrive_as_text() -> None:
+    params = ParamsDict(dict(PARAMS))
+    params.update({"learning_rate": "2e-5", "max_steps": None, "epochs": "3", "lora_rank": "8"})
+    spec = FineTuneSpec.from_params(params.validate())
+    assert (spec.learning_rate, spec.max_steps, spec.epochs, spec.lora_rank) == (2e-5, None, 3.0, 8)
+
+
+def test_the_form_refuses_what_is_out_of_bounds() -> None:
+    params = ParamsDict(dict(PARAMS))
+    with pytest.raises(ParamValidationError):
+        params["zero_stage"] = 4
+
+
+def test_defaults_can_be_replaced() -> None:
+    assert finetune_params(max_steps=3)["max_steps"].value == 3
+    with pytest.raises(TypeError, match="max_stesp"):
+        finetune_params(max_stesp=3)
