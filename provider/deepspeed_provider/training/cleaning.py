@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,7 +56,8 @@ def clean_text(text: Column) -> Column:
     from pyspark.sql.connect import functions as F
     from pyspark.sql.types import StringType
 
-    cleaned = F.udf(nfc, StringType(), useArrow=False)(text)
+    composed: Any = F.udf(nfc, StringType(), useArrow=False)
+    cleaned: Column = composed(text)
     for pattern, replacement in _REPLACEMENTS:
         cleaned = F.regexp_replace(cleaned, pattern, replacement)
     return cleaned
