@@ -32,7 +32,7 @@ SUBMITTER = Path(__file__).with_name("submitter.py")
 
 # Where to aim: (phase line to wait for, longest random delay after it in seconds). Importing,
 # submitting and running take about that long on two busy cores.
-AIMS = (("started", 1.5), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
+AIMS = (("started", 0.3), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
 RUNS = 14
 KILLS_PER_RUN = 4
 SEED = 20261130

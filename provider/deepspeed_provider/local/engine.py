@@ -27,6 +27,7 @@ from deepspeed_provider.local.processes import (
     free_port,
     last_line,
     require_free,
+    search_path,
     start_group,
     stop_group,
     write_atomically,
@@ -252,6 +253,7 @@ class EmbeddedEngine:
             and not name.startswith(("AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW"))
         }
         environment["PYSPARK_PYTHON"] = self.settings.python
+        environment["PATH"] = search_path(self.settings.python, environment)
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         environment["SPARK_LOCAL_HOSTNAME"] = "localhost"
         return environment

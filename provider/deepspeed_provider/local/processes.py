@@ -83,6 +83,12 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         return
 
 
+def search_path(python: str, environment: Mapping[str, str]) -> str:
+    """``PATH`` with the folder of an interpreter first: its scripts (``airflow``, ``ninja``) are called
+    by bare name, and its virtual environment need not be activated."""
+    return os.pathsep.join([str(Path(python).parent), environment.get("PATH", os.defpath)])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

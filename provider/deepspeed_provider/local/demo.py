@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole product on one laptop: engine, MLflow, Airflow, and one real fine-tune through them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from deepspeed_provider.errors import EngineError
+from deepspeed_provider.local.airflow_api import FINISHED, UNFINISHED_TASK_STATES, AirflowApi, TaskState
+from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+from deepspeed_provider.local.jvm import find_jvm
+from deepspeed_provider.local.processes import require_free
+from deepspeed_provider.local.services import Service, airflow_service, mlflow_service
+
+DAG_ID = "finetune"
+REQUIRED_MEMORY_BYTES = 6 * 2**30
+REQUIRED_DISK_BYTES = 4 * 2**30
+PACKAGES = ("torch", "deepspeed", "transformers", "peft", "mlflow", "pyspark")
+
+# Chatter of Airflow's own that tells a newcomer nothing.
+QUIET = (
+    "::group::",
+    "::endgroup::",
+    "DAG bundles loaded",
+    "Filling up the DagBag",
+    "Task instance is in",
+    " Done. Returned",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """Where the demonstration lives and listens, and what it fine-tunes (the DAG's ``conf``)."""
+
+    home: Path
+    dags_folder: Path
+    airflow_port: int = 8080
+    mlflow_port: int = 5000
+    ranks: int = 2
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOutcome:
+    """What came out: perplexities on the held-out split, and the registered version, if any."""
+
+    state: str
+    base_perplexity: float | None = None
+    tuned_perplexity: float | None = None
+    registered: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Whether the tuned model was better than its base and was registered."""
+        better = (
+            self.base_perplexity is not None
+            and self.tuned_perplexity is not None
+            and self.tuned_perplexity < self.base_perplexity
+        )
+        return self.state == "success" and better and bool(self.registered.get("version"))
+
+
+def preflight(settings: DemoSettings) -> None:
+    """One clear sentence for whatever would stop the demonstration; nothing is started before it."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EngineError(
+            f"Not installed: {', '.join(missing)}. Run `make setup`, or install `airflow-provider-deepspeed[local]`."
+        )
+    find_jvm()
+    available = psutil.virtual_memory().available
+    if available < REQUIRED_MEMORY_BYTES:
+        raise EngineError(
+            f"The demonstration needs {REQUIRED_MEMORY_BYTES / 2**30:.0f} GiB of free memory, and this machine has "
+            f"{available / 2**30:.1f} GiB. Close something, or train fewer ranks with --ranks 1."
+        )
+    settings.home.mkdir(parents=True, exist_ok=True)
+    free = psutil.disk_usage(str(settings.home)).free
+    if free < REQUIRED_DISK_BYTES:
+        raise EngineError(
+            f"The demonstration needs {REQUIRED_DISK_BYTES / 2**30:.0f} GiB of free disk under {settings.home}, "
+            f"and there are {free / 2**30:.1f} GiB. Make room, or choose another folder with --home."
+        )
+    if not list(settings.dags_folder.glob("*.py")):
+        raise EngineError(f"There are no DAG files in {settings.dags_folder}; run from the checkout or pass --dags.")
+
+
+@contextmanager
+def running_stack(settings: DemoSettings, console: Console) -> Iterator[tuple[EmbeddedEngine, Service, Service]]:
+    """Engine, MLflow and Airflow, all answering; all gone when the block ends, however it ends."""
+    engine = EmbeddedEngine(settings.home, EngineSettings(ranks=settings.ranks))
+    mlflow = mlflow_service(settings.home, settings.mlflow_port)
+    airflow = airflow_service(
+        settings.home, port=settings.airflow_port, dags_folder=settings.dags_folder, mlflow_url=mlflow.url
+    )
+    try:
+        # Leftovers of a start that was killed hold our ports; they are ours to end.
+        for service in (mlflow, airflow):
+            service.stop()
+        engine.stop()
+        for service in (mlflow, airflow):
+            require_free(service.port, service.name)
+        with console.status("Starting the Spark Connect engine, MLflow and Airflow …"):
+            airflow.start()
+            mlflow.start()
+            engine.ensure()
+            mlflow.wait()
+            airflow.wait()
+        yield engine, mlflow, airflow
+    finally:
+        console.print("Stopping …")
+        for stop in (airflow.stop, mlflow.stop, engine.stop):
+            stop()
+
+
+def follow(
+    api: AirflowApi,
+    run_id: str,
+    say: Callable[[str], None],
+    *,
+    timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Tells the state of each task and the new lines of its log until the run has ended."""
+    deadline = clock() + timeout_seconds
+    known: dict[str, str | None] = {}
+    told: dict[tuple[str, int], int] = {}
+    while True:
+        state = api.run_state(DAG_ID, run_id)
+        for task in api.tasks(DAG_ID, run_id):
+            if task.state != known.get(task.task_id) and task.state is not None:
+                say(f"[bold]{task.task_id}[/bold] is {task.state}")
+            changed = task.state != known.get(task.task_id)
+            known[task.task_id] = task.state
+            if changed or task.state in ("running", "deferred"):
+                _tell_new_lines(api, run_id, task, told, say)
+        if state in FINISHED:
+            return state
+        if clock() > deadline:
+            raise EngineError(f"The run {run_id} did not end within {timeout_seconds:g} s.")
+        sleep(2)
+
+
+def _tell_new_lines(
+    api: AirflowApi, run_id: str, task: TaskState, told: dict[tuple[str, int], int], say: Callable[[str], None]
+) -> None:
+    if task.state in (None, "scheduled", "queued"):
+        return
+    key = (task.task_id, task.try_number)
+    try:
+        lines = [line for line in api.log_lines(DAG_ID, run_id, task) if _worth_telling(*line)]
+    except EngineError:
+        # The log of a task that has only just started is not there yet.
+        return
+    for level, text in lines[told.get(key, 0) :]:
+        colour = {"error": "red", "warning": "yellow"}.get(level, "dim")
+        say(f"  [{colour}]{task.task_id}: {_escaped(text)}[/{colour}]")
+    told[key] = max(len(lines), told.get(key, 0))
+
+
+def _worth_telling(level: str, text: str) -> bool:
+    return bool(text.strip()) and level in ("info", "warning", "error") and not any(word in text for word in QUIET)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def outcome(api: AirflowApi, run_id: str, state: str) -> DemoOutcome:
+    """What the finished run says of itself, from the return values of its tasks."""
+    if any(task.state in UNFINISHED_TASK_STATES for task in api.tasks(DAG_ID, run_id)) or state != "success":
+        return DemoOutcome(state=state)
+    evaluation, registered = (_value(api.xcom(DAG_ID, run_id, task)) for task in ("evaluate", "register"))
+    return DemoOutcome(
+        state=state,
+        base_perplexity=evaluation["metrics"]["base_perplexity"],
+        tuned_perplexity=evaluation["metrics"]["tuned_perplexity"],
+        registered=registered or {},
+    )
+
+
+def _value(wire: Any) -> Any:
+    return json.loads(wire) if isinstance(wire, str) else wire
+
+
+def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOutcome:
+    """Starts everything, fine-tunes once, shows what came out; stays up until Ctrl-C unless ``once``."""
+    preflight(settings)
+    ended = DemoOutcome(state="interrupted")
+    stopping = threading.Event()
+    with _interruptible(stopping), running_stack(settings, console) as (engine, mlflow, airflow):
+        try:
+            api = AirflowApi.of_home(airflow.url, airflow.folder)
+            api.wait_for_dag(DAG_ID, 120)
+            _show_addresses(console, engine, mlflow, airflow)
+            run_id = api.trigger(DAG_ID, settings.conf)
+            console.print(f"Triggered [bold]{DAG_ID}[/bold]: {airflow.url}/dags/{DAG_ID}/runs/{run_id}\n")
+            state = follow(api, run_id, console.print, timeout_seconds=settings.timeout_seconds)
+            ended = outcome(api, run_id, state)
+            _show_outcome(console, ended)
+            if not once:
+                _show_addresses(console, engine, mlflow, airflow)
+                console.print("Everything stays up until Ctrl-C.")
+                stopping.wait()
+        finally:
+            # From here on everything is being stopped; a late Ctrl-C must not leave half of it.
+            stopping.set()
+    return ended
+
+
+@contextmanager
+def _interruptible(stopping: threading.Event) -> Iterator[None]:
+    """Ends on Ctrl-C, a closed terminal or a termination alike, with everything stopped."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            # Being stopped already: a second Ctrl-C must not leave processes behind.
+            return
+        stopping.set()
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_addresses(console: Console, engine: EmbeddedEngine, mlflow: Service, airflow: Service) -> None:
+    password = json.loads((airflow.folder / "passwords.json").read_text())["admin"]
+    info = engine.ensure()
+    table = Table(show_header=False, box=None)
+    table.add_row("Airflow", airflow.url, f"user admin, password {password}")
+    table.add_row("MLflow", mlflow.url, "runs, metrics, registered models")
+    table.add_row("Spark", info.ui_url or "", f"Spark Connect at {info.url}")
+    table.add_row("Logs", os.path.relpath(airflow.folder.parent), "one folder holds all state")
+    console.print(table)
+
+
+def _show_outcome(console: Console, ended: DemoOutcome) -> None:
+    if ended.state != "success":
+        console.print(f"[red]The run ended as {ended.state}. The last error above says why.[/red]")
+        return
+    table = Table(title="Held-out answers", caption="lower perplexity is better")
+    for heading in ("", "base", "fine-tuned"):
+        table.add_column(heading)
+    table.add_row("perplexity", f"{ended.base_perplexity:.2f}", f"{ended.tuned_perplexity:.2f}")
+    console.print(table)
+    registered = ended.registered
+    console.print(
+        f"Registered as [bold]{registered.get('name')}[/bold] version [bold]{registered.get('version')}[/bold] "
+        f"({registered.get('alias')})"
+    )
