@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
-
 import pytest
 from deepspeed_provider.training import corpus
 from deepspeed_provider.training.docstrings import bounded, parse, plain
@@ -221,16 +218,3 @@ def test_reading_again_gives_the_same_rows():
     runs = [corpus.extract("pandas", ["pandas"]) for _ in range(2)]
     assert len(runs[0].pairs) > 500
     assert runs[0] == runs[1]
-
-
-@pytest.mark.slow
-def test_default_modules_give_thousands_of_distinct_prose_pairs():
-    grouped = corpus.libraries(corpus.DEFAULT_MODULES)
-    extractions = [corpus.extract(library, modules) for library, modules in grouped.items()]
-    pairs = [pair for extraction in extractions for pair in extraction.pairs]
-    assert len(pairs) >= 2000
-    assert len({(pair.prompt, pair.completion) for pair in pairs}) == len(pairs)
-    assert all(corpus.is_prose(pair.completion) and len(pair.completion) < 2000 for pair in pairs)
-    assert sum(not extraction.skipped for extraction in extractions) >= 8
-    digest = hashlib.sha256("".join(pair.completion for pair in pairs).encode()).hexdigest()
-    print(f"{len(pairs)} pairs, {digest[:16]}, Python {sys.version.split()[0]}")

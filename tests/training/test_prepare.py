@@ -12,6 +12,7 @@ import venv
 import pyarrow.parquet as pq
 import pytest
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+from deepspeed_provider.training import corpus
 from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, prepare
 
 from training.written_data import ROWS, write_jsonl
@@ -164,16 +165,22 @@ def test_relative_output_is_refused(spark):
 
 
 @pytest.mark.slow
-def test_default_corpus_at_scale(run, tmp_path):
+def test_default_corpus_at_scale(run):
     manifest, splits = run("docstrings")
-    assert manifest["rows"]["kept"] >= 2000
-    assert 0.08 < manifest["splits"]["heldout"]["rows"] / manifest["rows"]["kept"] < 0.12
-    prompts = [prompt for rows in splits.values() for prompt, _ in rows]
+    rows = both(splits)
+    assert manifest["rows"]["kept"] == len(rows) >= 2000
+    assert 0.08 < manifest["splits"]["heldout"]["rows"] / len(rows) < 0.12
     for library in ("pyspark", "mlflow", "torch", "pandas", "airflow"):
-        assert sum(f"`{library}." in prompt for prompt in prompts) > 100, library
-    assert not set(splits["train"]) & set(splits["heldout"])
-    again, same = run("docstrings", output="again", modules=None)
-    assert (again["fingerprint"], same) == (manifest["fingerprint"], splits)
+        assert sum(f"`{library}." in prompt for prompt, _ in rows) > 100, (library, manifest["skipped"])
+    assert all(corpus.is_prose(completion) and len(completion) < 2000 for _, completion in rows)
+    assert (
+        len({completion.lower() for _, completion in splits["train"]} & {c.lower() for _, c in splits["heldout"]}) == 0
+    )
+    # Read again, without Spark: the same versions give the same rows.
+    grouped = corpus.libraries(corpus.DEFAULT_MODULES)
+    again = [pair for library, modules in grouped.items() for pair in corpus.extract(library, modules).pairs]
+    assert {prompt for prompt, _ in rows} <= {pair.prompt for pair in again}
+    assert len(again) - len(rows) == manifest["rows"]["duplicate"] + manifest["rows"]["empty"]
 
 
 @pytest.mark.slow
@@ -211,7 +218,7 @@ def test_cluster_without_our_package(tmp_path):
     with EmbeddedEngine(tmp_path / "engine", settings) as engine:
         session = SparkSession.builder.remote(engine.url).create()
         mine = prepare(session, PrepareSettings(source=f"file:{source}", output_uri=f"file:{tmp_path / 'mine'}"))
-        corpus = prepare(
+        docstrings = prepare(
             session,
             PrepareSettings(
                 source="docstrings", output_uri=f"file:{tmp_path / 'corpus'}", modules=("httpx", "no_such_library")
@@ -219,5 +226,5 @@ def test_cluster_without_our_package(tmp_path):
         )
         session.stop()
     assert mine["rows"]["kept"] == len(ROWS)
-    assert corpus["rows"]["kept"] > 100
-    assert corpus["skipped"] == {"no_such_library": "not installed"}
+    assert docstrings["rows"]["kept"] > 100
+    assert docstrings["skipped"] == {"no_such_library": "not installed"}
