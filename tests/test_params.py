@@ -50,6 +50,7 @@ def test_the_form_refuses_what_is_out_of_bounds() -> None:
 
 
 def test_defaults_can_be_replaced() -> None:
+    assert set(finetune_params("model", "data")) == {"model", "data"}
     assert finetune_params(max_steps=3)["max_steps"].value == 3
     with pytest.raises(TypeError, match="max_stesp"):
         finetune_params(max_stesp=3)

@@ -29,22 +29,24 @@ DEMO: Mapping[str, Any] = {
 }
 
 
-def finetune_params(**defaults: Any) -> dict[str, Param]:
-    """Params for a DAG; ``defaults`` replace those of the demonstration.
+def finetune_params(*names: str, **defaults: Any) -> dict[str, Param]:
+    """Params for a DAG.
+
+    Args:
+        names: fields to show; all where none is named.
+        defaults: replace those of the demonstration.
 
     Raises:
-        TypeError: a default names no field.
+        TypeError: a name or a default is no field.
     """
     fields = {field.name: field for field in dataclasses.fields(FineTuneSpec)}
-    if unknown := set(defaults) - set(fields):
+    if unknown := {*names, *defaults} - set(fields):
         raise TypeError(f"no such field: {', '.join(sorted(unknown))}")
-    params = {}
-    for name, schema in _SCHEMAS.items():
-        field = fields[name]
-        fallback = None if field.default is dataclasses.MISSING else field.default
-        value = defaults.get(name, DEMO.get(name, fallback))
-        params[name] = Param(_plain(value), **schema)
-    return params
+    values = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
+    values |= {**DEMO, **defaults}
+    return {
+        name: Param(_plain(values[name]), **schema) for name, schema in _SCHEMAS.items() if not names or name in names
+    }
 
 
 def _plain(value: Any) -> Any:

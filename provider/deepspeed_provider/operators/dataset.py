@@ -26,6 +26,7 @@ class ValidateSpecOperator(BaseOperator):
     Returns the spec as JSON for the tasks after it, and shows the plan with its reasons.
 
     :param nodes, use_gpu: as for the fine-tune.
+    :param other_params: params of the DAG that are no fields of a spec.
     """
 
     template_fields: Sequence[str] = ("spark_connect_conn_id",)
@@ -36,16 +37,19 @@ class ValidateSpecOperator(BaseOperator):
         spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
         nodes: int = 1,
         use_gpu: bool = False,
+        other_params: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.spark_connect_conn_id = spark_connect_conn_id
         self.nodes = nodes
         self.use_gpu = use_gpu
+        self.other_params = other_params
 
     def execute(self, context: Context) -> dict[str, Any]:
         try:
-            spec = FineTuneSpec.from_params(dict(context["params"]))
+            params = {name: value for name, value in context["params"].items() if name not in self.other_params}
+            spec = FineTuneSpec.from_params(params)
             hook = SparkConnectHook(self.spark_connect_conn_id)
             hardware = hook.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
             for reason in plan(spec, hardware).reasons:
