@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
     TaskDeferred,
 )
-from deepspeed_provider.backends.base import RunState
+from deepspeed_provider.backends.base import BackendUnavailable, RunState
 from deepspeed_provider.errors import Failure, FailureKind
 
 from operators.fake_backend import Crash, FakeCluster, failure_file
@@ -212,8 +212,55 @@ def test_an_unreachable_cluster_is_asked_again(deferrable: bool) -> None:
 
 def test_an_unreachable_cluster_is_fatal_at_the_deadline() -> None:
     task = FakeTask(cluster=FakeCluster(outage=10**6), options={"timeout": timedelta(minutes=5)})
-    with pytest.raises(AirflowFailException, match="does not answer"):
+    with pytest.raises(AirflowException, match="does not answer") as caught:
         run_to_end(task, False)
+    assert type(caught.value) is AirflowException  # the retry, which finds it, stops it
+    assert task.record["phase"] == "minted"
+
+
+def test_a_run_that_was_unreachable_at_its_deadline_is_stopped_by_the_retry() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"timeout": timedelta(minutes=5)})
+
+    def no_answer_to_the_first_try(verb: str, moment: str) -> None:
+        if task.try_number == 1 and verb == "poll" and moment == "before":
+            raise BackendUnavailable("network")
+
+    task.cluster.on_call = no_answer_to_the_first_try
+    with pytest.raises(AirflowException, match="may still be alive"):
+        task.execute()
+    assert task.cluster.alive == 1
+    with pytest.raises(AirflowFailException, match="has stopped"):
+        task.execute()
+    assert (task.cluster.alive, len(task.cluster.runs)) == (0, 1)
+
+
+def test_clearing_gives_a_live_run_a_new_deadline() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"timeout": timedelta(minutes=5)})
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    task.clock.sleep(1000)
+    task.clear()
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(deferrable=True)
+    assert deferred.value.trigger.deadline_s == task.clock.now_s + 300
+    assert task.cluster.cancels == 0
+
+
+@pytest.mark.parametrize(("times", "fatal"), [(4, False), (5, True)])
+def test_an_odd_answer_is_forgiven_until_it_repeats(times: int, fatal: bool) -> None:
+    task, left = FakeTask(), [times]
+
+    def odd(verb: str, moment: str) -> None:
+        if verb == "poll" and moment == "before" and left[0]:
+            left[0] -= 1
+            raise PermissionError("token expired")
+
+    task.cluster.on_call = odd
+    if fatal:
+        with pytest.raises(PermissionError):
+            task.execute()
+    assert task.execute()["generation"] == 1
+    assert len(task.cluster.runs) == 1
 
 
 def test_the_deadline_cancels_watches_and_fails_without_a_retry(deferrable: bool) -> None:

@@ -20,7 +20,8 @@ from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
 from deepspeed_provider.runs import evidence
-from deepspeed_provider.runs.driver import Finished, Job, RunDriver, RunFailed, StillRunning, Tracker
+from deepspeed_provider.runs.driver import RunDriver
+from deepspeed_provider.runs.job import Finished, Job, RunFailed, StillRunning, Tracker
 from deepspeed_provider.runs.record import OnClear, RunRecord
 from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker
 from deepspeed_provider.triggers.run import DurableRunTrigger

@@ -20,7 +20,7 @@ from deepspeed_provider.training.plan import EvaluationSettings, TrackingSetting
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from deepspeed_provider.runs.driver import Tracker
+    from deepspeed_provider.runs.job import Tracker
     from deepspeed_provider.runs.record import RunRecord
 
 ENTRY = "deepspeed_provider.training.launcher:main"

@@ -10,84 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunIdentity, RunState, RunStatus
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 from deepspeed_provider.runs import evidence
-from deepspeed_provider.runs.record import OnClear, Opening, Outcome, Phase, RunRecord, Verdict, opening, verdict
+from deepspeed_provider.runs.job import Finished, Job, RecordStore, RunFailed, StillRunning, Waiting
+from deepspeed_provider.runs.record import Opening, Outcome, Phase, RunRecord, Verdict, opening, verdict
 
-
-class RecordStore(Protocol):
-    """Keeps one record, across processes, tries and clears."""
-
-    def load(self) -> RunRecord | None: ...
-
-    def save(self, record: RunRecord) -> None: ...
-
-
-class Tracker(Protocol):
-    """Opens and ends the tracking run of a generation. Never raises."""
-
-    def start(self, identity: RunIdentity) -> tuple[str | None, str | None]:
-        """(run id, address for people), or Nones without tracking. Idempotent under the identity."""
-        ...
-
-    def end(self, run_id: str, outcome: Outcome) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a task wants to have run.
-
-    Attributes:
-        key: who asks: dag, run, task, map index.
-        build: (token, tracking run id) to the request. Called with an empty token for the digest.
-        timeout_s: from the minting on; None waits for ever.
-        max_tries: of the task instance at this execution.
-    """
-
-    key: str
-    build: Callable[[str, str | None], RunRequest]
-    tracker: Tracker
-    timeout_s: float | None
-    max_tries: int
-    on_clear: OnClear = OnClear.ATTACH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """The run is not judged yet: ask again later."""
-
-    record: RunRecord
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The run succeeded; ``result`` is what rank 0 returned."""
-
-    record: RunRecord
-    result: Any
-
-
-class RunFailed(Exception):
-    """The run was judged a failure and its generation is closed."""
-
-    def __init__(self, failure: Failure, record: RunRecord) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-        self.record = record
-
-    @property
-    def retryable(self) -> bool:
-        # A deadline is a budget: running again would spend it twice.
-        return self.failure.kind.retryable and self.record.outcome is not Outcome.OVERDUE
-
-
-class StillRunning(Exception):
-    """A cancelled run did not stop within its bound; it may still cost money."""
+MAX_ODD_ANSWERS = 5
 
 
 class RunDriver:
@@ -123,6 +55,7 @@ class RunDriver:
         self._stop_poll_s = stop_poll_s
         self._connected: Backend | None = None
         self._unsent: str | None = None
+        self._odd_answers = 0
 
     @property
     def backend(self) -> Backend:
@@ -145,7 +78,14 @@ class RunDriver:
             self._log.info("Cleared with on_clear='restart': stopping run %s first.", _name(record))
             self.stop(record)
             return self._mint(job, self._close(job, record, Outcome.CANCELLED))
-        taken_up = replace(record, max_tries=job.max_tries, replacements=0 if new_execution else record.replacements)
+        cleared = job.max_tries > record.max_tries
+        taken_up = replace(
+            record,
+            max_tries=job.max_tries,
+            replacements=0 if new_execution else record.replacements,
+            # A person who clears the task wants the run to go on, with a time budget of its own.
+            deadline_s=self._deadline(job) if cleared else record.deadline_s,
+        )
         if taken_up != record:
             record = taken_up
             self._store.save(record)
@@ -168,7 +108,8 @@ class RunDriver:
                 self._connected = None
                 record = self._store.load() or record
                 if record.overdue(self._clock()):
-                    raise self._fail(job, record, _unreachable(error), Outcome.OVERDUE) from error
+                    # Not closed: it may be alive, and whoever takes it up next must stop it first.
+                    raise RunFailed(_unreachable(error), record) from error
                 self._log.warning("The cluster does not answer (%s); asking again until the deadline.", error)
                 return Waiting(record=record, detail=f"cluster unreachable: {error}")
             if not isinstance(done, RunRecord):
@@ -215,7 +156,6 @@ class RunDriver:
             digest=job.build("", None).digest,
         )
         run_id, url = job.tracker.start(identity)
-        deadline_s = None if job.timeout_s is None else self._clock() + job.timeout_s
         record = RunRecord(
             key=job.key,
             generation=identity.generation,
@@ -223,7 +163,7 @@ class RunDriver:
             handle=self.backend.mint(job.build(identity.token, run_id), identity),
             mlflow_run_id=run_id,
             mlflow_url=url,
-            deadline_s=before.deadline_s if before and replacement else deadline_s,
+            deadline_s=before.deadline_s if before and replacement else self._deadline(job),
             max_tries=job.max_tries,
             replacements=before.replacements + 1 if before and replacement else 0,
         )
@@ -232,11 +172,29 @@ class RunDriver:
         self._log.info("Minted run %s.", _name(record))
         return record
 
+    def _deadline(self, job: Job) -> float | None:
+        return None if job.timeout_s is None else self._clock() + job.timeout_s
+
+    def _poll(self, record: RunRecord) -> RunStatus:
+        """The state; an odd answer counts as none until it repeats, as after a rotated token or a proxy's page."""
+        backend = self.backend
+        try:
+            status = backend.poll(record.handle)
+        except BackendUnavailable:
+            raise
+        except Exception as error:
+            self._odd_answers += 1
+            if self._odd_answers >= MAX_ODD_ANSWERS:
+                raise
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self._odd_answers = 0
+        return status
+
     def _step(self, job: Job, record: RunRecord) -> Waiting | Finished | RunRecord:
         self._checkpoint(record)
         if self._unsent == record.handle.token:
             return self._submit(job, record)
-        status = self.backend.poll(record.handle)
+        status = self._poll(record)
         if record.phase is Phase.MINTED and status.state is not RunState.LOST:
             record = record.submitted()  # It had arrived, though its submitter did not live to note it.
             self._store.save(record)
