@@ -34,7 +34,7 @@ clean: ## Remove caches and the demonstration's state; .venv stays
 	rm -rf .deepspeed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt demo-model.txt
-	@test -n "$(PYTHON)" || { echo "Python is not installed: install Python 3.11 or 3.12 first."; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "There is no Python '$(PYTHON)': install Python 3.11 or 3.12, or name one with make PYTHON=/path/to/python3.11."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed, but $(PYTHON) is `$(PYTHON) -V`: name another one with make PYTHON=/path/to/python3.11."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create environments: install its venv module (on Debian and Ubuntu the package python3-venv)."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
