@@ -94,6 +94,15 @@ def test_a_tracking_server_that_is_down_does_not_stop_the_training() -> None:
     assert len(task.cluster.runs) == 1
 
 
+@pytest.mark.parametrize("uri", ["http://me:hunter2@mlflow", "postgresql://me:hunter2@db/mlflow"])
+def test_a_password_in_the_tracking_address_is_refused_and_not_repeated(uri: str) -> None:
+    task = FakeTask()
+    with pytest.raises(AirflowFailException, match="holds a password") as caught:
+        run(FineTune(task_id="train", spec=SPEC, dataset=DATASET, tracking_uri=uri), task)
+    assert "hunter2" not in str(caught.value)
+    assert task.cluster.calls == []
+
+
 def test_the_identity_does_not_depend_on_where_the_run_leaves_its_files() -> None:
     digests = set()
     for _ in range(2):

@@ -29,6 +29,11 @@ def test_a_record_survives_as_json(record: RunRecord) -> None:
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
+def test_a_record_of_another_version_is_read() -> None:
+    wire = {name: value for name, value in RECORD.to_json().items() if name not in ("replacements", "mlflow_url")}
+    assert RunRecord.from_json({**wire, "a_field_of_tomorrow": 1}) == RECORD
+
+
 @pytest.mark.parametrize(
     ("record", "max_tries", "on_clear", "first"),
     [

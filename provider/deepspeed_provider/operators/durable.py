@@ -23,7 +23,7 @@ from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.driver import RunDriver
 from deepspeed_provider.runs.job import Finished, Job, RunFailed, StillRunning, Tracker
 from deepspeed_provider.runs.record import OnClear, RunRecord
-from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker
+from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker, without_credentials
 from deepspeed_provider.triggers.run import DurableRunTrigger
 
 if TYPE_CHECKING:
@@ -160,7 +160,12 @@ class DurableRunOperator(BaseOperator):
         return SparkConnectHook(self.spark_connect_conn_id).ui_url
 
     def get_tracking_uri(self) -> str | None:
-        return self.tracking_uri or os.environ.get(TRACKING_VARIABLE) or None
+        """The MLflow server, or None for no tracking."""
+        uri = self.tracking_uri or os.environ.get(TRACKING_VARIABLE)
+        try:
+            return without_credentials(uri) if uri else None
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
 
     def get_tracker(self, context: Context) -> Tracker:
         """Where the run is tracked."""

@@ -84,11 +84,11 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, wire: Mapping[str, Any]) -> RunRecord:
-        """Raises KeyError or ValueError for what is no record."""
-        values = {field.name: wire[field.name] for field in fields(cls)}
+        """Reads records of older and newer versions too. Raises KeyError or ValueError for what is no record."""
+        values = {field.name: wire[field.name] for field in fields(cls) if field.name in wire}
         values["handle"] = RunHandle.from_json(wire["handle"])
         values["phase"] = Phase(wire["phase"])
-        values["outcome"] = None if wire["outcome"] is None else Outcome(wire["outcome"])
+        values["outcome"] = None if wire.get("outcome") is None else Outcome(wire["outcome"])
         return cls(**values)
 
 

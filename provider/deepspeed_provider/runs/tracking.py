@@ -121,6 +121,20 @@ def run_url(tracking_uri: str, experiment_id: str, run_id: str) -> str | None:
     return f"{tracking_uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
+def without_credentials(tracking_uri: str) -> str:
+    """``tracking_uri``, which travels to the cluster and is shown in links.
+
+    Raises:
+        ValueError: it holds a password; the text does not.
+    """
+    if urlsplit(tracking_uri).password is not None:
+        raise ValueError(
+            "The MLflow tracking URI holds a password, which would travel with the run and be shown in links. Take it "
+            "out; MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD from the environment."
+        )
+    return tracking_uri
+
+
 def require_answer(tracking_uri: str) -> None:
     """Raises OSError when a tracking server does not listen.
 
