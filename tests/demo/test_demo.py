@@ -1,0 +1,164 @@
+"""``make run`` as a newcomer meets it: real Airflow, real Spark, real model, real MLflow."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from backends.processes import mentioning, wait_for
+from deepspeed_provider.local.processes import free_port
+
+from demo import browser
+
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / "screenshots"
+PERPLEXITY = re.compile(r"perplexity\s*│\s*([\d.]+)\s*│\s*([\d.]+)")
+
+
+class Demo:
+    """A running ``deepspeed-provider demo`` whose output is read as it comes."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self.home = home
+        self.airflow_port, self.mlflow_port = free_port(), free_port()
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "deepspeed_provider.cli", "demo", "--home", str(home)),
+                *("--airflow-port", str(self.airflow_port), "--mlflow-port", str(self.mlflow_port), *words),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.airflow_port}"
+
+    def wait_for(self, text: str, seconds: float) -> None:
+        wait_for(
+            lambda: text in self.text or self.process.poll() is not None,
+            seconds,
+            f"the demonstration said {text!r}. It said: {self.text[-4000:]}",
+        )
+        assert text in self.text, self.text[-6000:]
+
+    def end(self, seconds: float) -> int:
+        status = self.process.wait(seconds)
+        self._reader.join(10)
+        return status
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_newcomers_first_and_second_run(tmp_path):
+    demo = Demo(tmp_path / "state")
+    try:
+        demo.wait_for("Everything stays up until Ctrl-C", 1200)
+        assert "Registered as" in demo.text
+        found = PERPLEXITY.search(demo.text)
+        assert found, demo.text[-3000:]
+        base, tuned = map(float, found.groups())
+        print(f"\nheld-out perplexity: base {base}, tuned {tuned}")
+        assert tuned <= base / 2, "the tuned model's perplexity is at most half of the base model's"
+        for progress in ("finetune: training, step", "loss", "tokens/s"):
+            assert progress in demo.text
+        _mlflow_holds_it(demo)
+        if browser.CHROMIUM:
+            _look(demo)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.end(90) == 0
+    finally:
+        _kill(demo)
+    assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C"
+
+    again = Demo(tmp_path / "state", "--once", "--conf", json.dumps({"max_steps": 12}))
+    try:
+        assert again.end(900) == 0, again.text[-6000:]
+    finally:
+        _kill(again)
+    assert "version 2" in again.text
+    assert not mentioning(str(tmp_path)), "no process is left after a run with --once"
+
+
+def _kill(demo: Demo) -> None:
+    if demo.process.poll() is None:
+        demo.process.send_signal(signal.SIGTERM)
+        demo.process.wait(60)
+
+
+def _mlflow_holds_it(demo: Demo) -> None:
+    """Metrics of both stages in one run, the model with its signature, the alias."""
+    api = f"http://127.0.0.1:{demo.mlflow_port}/api/2.0/mlflow"
+    models = httpx.get(f"{api}/registered-models/search").json()["registered_models"]
+    version = models[0]["latest_versions"][0]
+    assert models[0]["aliases"][0]["alias"] == "champion"
+    run = httpx.get(f"{api}/runs/get", params={"run_id": version["run_id"]}).json()["run"]
+    metrics = {metric["key"] for metric in run["data"]["metrics"]}
+    assert {"loss", "learning_rate", "tokens_per_second", "base_perplexity", "tuned_perplexity"} <= metrics
+    assert run["info"]["status"] == "FINISHED"
+
+
+def _look(demo: Demo) -> None:
+    """Screenshots for a person, and the words that must be on them."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    password = json.loads((demo.home / "airflow" / "passwords.json").read_text())["admin"]
+    run_id = re.search(r"/dags/finetune/runs/(\S+)", demo.text).group(1)
+    with browser.logged_in(demo.url, password) as page:
+        form = browser.trigger_form(page, demo.url, SCREENSHOTS / "trigger-form.png")
+        run = browser.finished_run(page, demo.url, run_id, SCREENSHOTS / "finished-run.png")
+        log = browser.task_log(page, demo.url, run_id, "finetune", SCREENSHOTS / "finetune-log.png")
+    for word in ("Model", "Data", "Method"):
+        assert word in form, form
+    for task in ("validate", "prepare", "finetune", "evaluate", "register"):
+        assert task in run, run
+    assert "MLflow" in log, log
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--conf", "{nonsense"], "--conf is not JSON"),
+        (["--conf", "[1]"], "--conf must be a JSON object, not list"),
+        (["--dags", "no-such-folder"], "There are no DAG files in"),
+    ],
+    ids=["conf-no-json", "conf-no-object", "no-dags"],
+)
+def test_bad_input_starts_nothing(tmp_path, words, message):
+    demo = Demo(tmp_path / "state", *words)
+    assert demo.end(60) == 2
+    assert message in " ".join(demo.text.replace("│", " ").split())
+    assert not mentioning(str(tmp_path))
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path):
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        demo = Demo(tmp_path / "state", "--airflow-port", str(port))
+        assert demo.end(60) == 2
+    assert f"Port {port}, wanted by Airflow, is in use by another program" in " ".join(demo.text.split())
+    assert not mentioning(str(tmp_path))
