@@ -165,6 +165,7 @@ def test_relative_output_is_refused(spark):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_default_corpus_at_scale(run):
     manifest, splits = run("docstrings")
     rows = both(splits)
