@@ -92,10 +92,16 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def finished(airflow_run: Any, conf: dict[str, Any]) -> dict[str, Any]:
+    """One fine-tune through the shipped DAG."""
+    return airflow_run("finetune", conf)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_whole_way_to_the_registry(airflow_run: Any, conf: dict[str, Any]) -> None:
-    run = airflow_run("finetune", conf)
+def test_the_whole_way_to_the_registry(finished: dict[str, Any]) -> None:
+    run = finished
     assert run["state"] == "success", run["log"][-6000:]
     assert set(run["tasks"].values()) == {"success"}
     tuned = run["xcoms"]["finetune"]["return_value"]
@@ -108,6 +114,21 @@ def test_the_whole_way_to_the_registry(airflow_run: Any, conf: dict[str, Any]) -
     assert run["events"] == [registered]
     assert run["xcoms"]["finetune"]["_link_SparkUiLink"].startswith("http://127.0.0.1:")
     assert "step 12/12, loss" in run["log"]  # told by the trigger while the task was deferred
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_finished_model_is_evaluated_again(airflow_run: Any, conf: dict[str, Any], finished: dict[str, Any]) -> None:
+    names = ("model", "data", "sequence_length", "evaluation_rows", "generations")
+    tuned = finished["xcoms"]["finetune"]["return_value"]
+    run = airflow_run("evaluate", {"tuned_uri": tuned["model_uri"], **{name: conf[name] for name in names}})
+    assert run["state"] == "success", run["log"][-6000:]
+    again = run["xcoms"]["evaluate"]["return_value"]["metrics"]
+    before = finished["xcoms"]["evaluate"]["return_value"]["metrics"]
+    assert again["tuned_loss"] == pytest.approx(before["tuned_loss"], rel=1e-3)
+    # The same source, prepared by the same code: the folder that was there.
+    data = [found["xcoms"]["prepare"]["return_value"]["dataset_uri"] for found in (run, finished)]
+    assert data[0] == data[1]
 
 
 @pytest.mark.slow
