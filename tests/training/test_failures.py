@@ -74,11 +74,14 @@ def test_real_allocator_failure_is_host_oom() -> None:
 
 
 def test_a_suppressed_context_is_not_a_cause() -> None:
-    with pytest.raises(KeyError) as caught:
+    def suppress() -> None:
         try:
             raise MemoryError
         except MemoryError:
             raise KeyError("x") from None
+
+    with pytest.raises(KeyError) as caught:
+        suppress()
     assert failures.kind_of(caught.value) == "UNKNOWN"
 
 

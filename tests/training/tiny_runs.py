@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,26 @@ from deepspeed_provider.training import launcher
 {sabotage}
 result = launcher.main(json.load(open(sys.argv[1])))
 open(sys.argv[2] + os.environ["RANK"], "w").write(json.dumps(result))
+"""
+# Many plans in one torchrun: each in a fork of ranks that have imported the libraries already.
+MANY_SCRIPT = """
+import json, os, sys, traceback
+import deepspeed, peft, torch, transformers
+from deepspeed_provider.training import launcher
+for wire, port in json.load(open(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        # A process group of their own for each plan, not the store that the agent keeps for all.
+        os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="False")
+        status = 1
+        try:
+            result = launcher.main(wire)
+            open(f"{sys.argv[2]}{os.environ['RANK']}-{port}", "w").write(json.dumps(result))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    os.waitpid(child, 0)
 """
 
 
@@ -71,6 +92,8 @@ def make_model(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Pa
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
+        # A frozen head of small weights could never be sure of a token, whatever an adapter learns.
+        initializer_range=0.1,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
     )
@@ -173,30 +196,62 @@ class Outcome:
 
 
 def torchrun(
-    wire: dict[str, Any], scratch: Path, *, processes: int = 2, sabotage: str = "", env: dict[str, str] | None = None
+    wire: dict[str, Any],
+    scratch: Path,
+    *,
+    processes: int = 2,
+    sabotage: str = "",
+    env: dict[str, str] | None = None,
+    timeout_s: float = 240,
 ) -> Outcome:
     """Run ``launcher.main`` in ``processes`` ranks. ``sabotage`` is code that each rank runs beforehand."""
     scratch.mkdir(parents=True, exist_ok=True)
-    script, payload = scratch / "train.py", scratch / "plan.json"
-    script.write_text(RANK_SCRIPT.format(sabotage=textwrap.dedent(sabotage)))
-    payload.write_text(json.dumps(wire))
     for stale in scratch.glob("returned*"):
         stale.unlink()
+    (scratch / "train.py").write_text(RANK_SCRIPT.format(sabotage=textwrap.dedent(sabotage)))
+    (scratch / "plan.json").write_text(json.dumps(wire))
+    done = _start_torchrun(scratch, processes, env or {}, timeout_s=timeout_s)
+    files = {int(path.name.removeprefix("returned")): path for path in scratch.glob("returned*")}
+    returned = {rank: json.loads(path.read_text()) for rank, path in files.items()}
+    return Outcome(
+        returncode=done.returncode, text=done.stdout, output=Path(wire.get("output_uri", scratch)), returned=returned
+    )
+
+
+def torchrun_many(plans: list[TrainingPlan], scratch: Path, *, processes: int = 2) -> list[Outcome]:
+    """Run plans one after the other, in ranks that pay for importing once. All of them share one text."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    ports = [free_port() for _ in plans]
+    (scratch / "train.py").write_text(MANY_SCRIPT)
+    wires = [(plan.to_json(), port) for plan, port in zip(plans, ports, strict=True)]
+    (scratch / "plan.json").write_text(json.dumps(wires))
+    done = _start_torchrun(scratch, processes, {}, timeout_s=120 + 40 * len(plans))
+    outcomes = []
+    for plan, port in zip(plans, ports, strict=True):
+        files = {rank: scratch / f"returned{rank}-{port}" for rank in range(processes)}
+        returned = {rank: json.loads(path.read_text()) for rank, path in files.items() if path.exists()}
+        status = done.returncode or (0 if len(returned) == processes else 1)
+        outcomes.append(Outcome(returncode=status, text=done.stdout, output=Path(plan.output_uri), returned=returned))
+    return outcomes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start_torchrun(
+    scratch: Path, processes: int, env: dict[str, str], *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
-    done = subprocess.run(
-        [*command, str(script), str(payload), str(scratch / "returned")],
-        env=environment,
+    return subprocess.run(
+        [*command, "train.py", "plan.json", "returned"],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), "OMP_NUM_THREADS": "1", **env},
         cwd=scratch,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
-    )
-    returned = {
-        int(path.name.removeprefix("returned")): json.loads(path.read_text()) for path in scratch.glob("returned*")
-    }
-    return Outcome(
-        returncode=done.returncode, text=done.stdout, output=Path(wire.get("output_uri", scratch)), returned=returned
     )

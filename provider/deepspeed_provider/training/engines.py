@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .failures import InputError
+from .locks import extension_build
 from .models import load_model
 from .plan import MethodSettings, TrainingPlan
 from .schedule import learning_rate_factor
@@ -113,7 +114,8 @@ def build_optimizer(trainable: list[Any], plan: TrainingPlan, config: dict[str, 
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         try:
-            return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
+            with extension_build():
+                return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
         except Exception as error:  # noqa: BLE001  (a compiler that is missing or fails raises anything)
             log.warning("DeepSpeedCPUAdam cannot be built (%s); torch's AdamW does its work, more slowly", error)
             config["zero_force_ds_cpu_optimizer"] = False

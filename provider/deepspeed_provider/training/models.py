@@ -9,8 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 from . import storage
 from .failures import InputError
+from .locks import exclusive
 from .plan import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -207,8 +207,7 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
     """``target``, made by ``make`` in a scratch folder and renamed when whole, by one process of all."""
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f"{target.name}.lock")):
+    with exclusive(target.with_name(f"{target.name}.lock")):
         if target.exists():
             return target
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -218,12 +217,3 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
-
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)  # released with the file, also when this process is killed
-        yield
