@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-import sysconfig
-import venv
 
 import pyarrow.parquet as pq
 import pytest
+from bare_environment import make_bare_environment
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.training import corpus
 from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, prepare
@@ -202,16 +199,7 @@ def test_tokens_are_what_training_will_see(run, tmp_path):
 @pytest.mark.slow
 def test_cluster_without_our_package(tmp_path):
     """The server's interpreter sees the libraries, but not this package: its code must travel."""
-    bare = tmp_path / "bare"
-    venv.create(bare, with_pip=False, symlinks=True)
-    python = bare / "bin" / "python"
-    site = bare / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    # A .pth file inside a folder that was added by a .pth file is not read, so editable installs are not seen.
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    probe = "import importlib.util as u; print(u.find_spec('deepspeed_provider'), bool(u.find_spec('pandas')))"
-    seen = subprocess.run([python, "-c", probe], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert seen.stdout.split() == ["None", "True"]
-
+    python = make_bare_environment(tmp_path / "bare")
     from pyspark.sql.connect.session import SparkSession
 
     source = write_jsonl(tmp_path / "d.jsonl", ROWS)

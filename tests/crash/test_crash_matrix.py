@@ -1,0 +1,260 @@
+"""A real ``airflow standalone`` whose processes are killed, whose tasks are cleared and marked.
+
+Runs are counted by the lines that each rank appends and by the Spark server's event log, never by what
+Airflow or our own record believes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from backends.event_log import jobs_of_operation
+from backends.marks import Marks
+from backends.processes import alive, wait_for
+from deepspeed_provider.local.airflow_api import AirflowApi
+from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+from deepspeed_provider.local.processes import free_port, start_group, stop_group
+from deepspeed_provider.local.services import airflow_service
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DAGS = Path(__file__).parent / "dags"
+TASK = "run"
+
+
+@dataclass(frozen=True)
+class Stack:
+    api: AirflowApi
+    airflow: object
+    engine: EmbeddedEngine
+    folder: Path
+    extra: list
+
+    def trigger(self, mode, **conf):
+        return Run(self, f"crash_{mode}", **conf)
+
+
+class Run:
+    """One DAG run and what it leaves behind."""
+
+    def __init__(self, stack, dag_id, **conf):
+        self.stack, self.dag_id = stack, dag_id
+        self.folder = stack.folder / f"{dag_id}-{uuid.uuid4().hex[:8]}"
+        self.folder.mkdir()
+        self.marks = Marks(self.folder / "marks")
+        self.run_id = stack.api.trigger(dag_id, {"folder": str(self.folder), **conf})
+
+    @property
+    def task(self):
+        return self.stack.api.tasks(self.dag_id, self.run_id)[0]
+
+    @property
+    def state(self):
+        return self.stack.api.run_state(self.dag_id, self.run_id)
+
+    def wait_for_task(self, *states, seconds=90):
+        wait_for(
+            lambda: self.task.state in states, seconds, f"task {states}, not {self.task.state}: {self.log()[-3000:]}"
+        )
+
+    def wait_for_ranks(self, count=2):
+        wait_for(lambda: len(self.marks.lines()) >= count, 90, f"{count} ranks started")
+
+    def worker_pid(self, attempt=0):
+        path = self.folder / "worker-pids"
+        wait_for(path.exists, 90, "a worker came to submit")
+        return int(path.read_text().split()[attempt])
+
+    def log(self):
+        try:
+            return "\n".join(text for _, text in self.stack.api.log_lines(self.dag_id, self.run_id, self.task))
+        except Exception as error:  # noqa: BLE001 - only for messages
+            return str(error)
+
+    def end(self, state="success", seconds=150):
+        wait_for(
+            lambda: self.state in ("success", "failed"),
+            seconds,
+            f"the run ended; task {self.task}: {self.log()[-3000:]}",
+        )
+        assert self.state == state, self.log()[-5000:]
+
+    def result(self):
+        return self.stack.api.xcom(self.dag_id, self.run_id, TASK)
+
+    def patch_task(self, state):
+        path = f"/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/{TASK}"
+        self.stack.api.call("PATCH", path, json={"new_state": state})
+
+    def clear(self):
+        body = {
+            "dry_run": False,
+            "dag_run_id": self.run_id,
+            "task_ids": [TASK],
+            "only_failed": False,
+            "reset_dag_runs": True,
+        }
+        self.stack.api.call("POST", f"/dags/{self.dag_id}/clearTaskInstances", json=body)
+
+    def names(self):
+        """Each run that really started, by the name in its ranks' marks, with its ranks."""
+        found: dict[str, list[int]] = {}
+        for line in self.marks.lines():
+            found.setdefault(line["name"], []).append(int(line["rank"]))
+        return {name: sorted(ranks) for name, ranks in found.items()}
+
+    def assert_runs(self, count):
+        names = self.names()
+        assert list(names.values()) == [[0, 1]] * count, (names, self.log()[-3000:])
+        wait_for(lambda: not alive(self.marks.pids()), 30, "no rank survives")
+
+    def assert_one_job(self):
+        events = self.stack.engine.ensure().event_log_dir
+        assert jobs_of_operation(events, self.result()["operation_id"]) == 1
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crash")
+    engine = EmbeddedEngine(folder, EngineSettings(ranks=6, ui_port=None))
+    service = airflow_service(folder, port=free_port(), dags_folder=DAGS, mlflow_url="")
+    settings = {
+        "MLFLOW_TRACKING_URI": "",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+        "PYTHONPATH": str(DAGS.parents[1]),
+    }
+    service = dataclasses.replace(service, environment={**service.environment, **settings})
+    extra: list[psutil.Process] = []
+    try:
+        service.start()
+        engine.ensure()
+        service.wait()
+        api = AirflowApi.of_home(service.url, service.folder)
+        for mode in ("deferred", "blocking", "deadline"):
+            api.wait_for_dag(f"crash_{mode}", 90)
+        yield Stack(api, service, engine, folder, extra)
+    finally:
+        for pid in extra:
+            stop_group(pid, 10)
+        service.stop()
+        engine.stop()
+
+
+def test_worker_killed_while_submitting(stack):
+    """Each mode, killed at three points between minting and the end of submission, three at a time."""
+
+    def one(scenario):
+        mode, delay = scenario
+        run = stack.trigger(mode, seconds=3)
+        worker = run.worker_pid()
+        time.sleep(delay)
+        os.kill(worker, signal.SIGKILL)
+        run.end(seconds=240)
+        return run
+
+    scenarios = [(mode, delay) for delay in (0.0, 0.4, 0.9) for mode in ("blocking", "deferred")]
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(one, scenarios))
+    for run in runs:
+        run.assert_runs(1)
+        run.assert_one_job()
+        assert run.result()["generation"] == 1
+
+
+def test_worker_killed_while_running(stack):
+    run = stack.trigger("blocking", seconds=15)
+    run.wait_for_ranks()
+    os.kill(run.worker_pid(), signal.SIGKILL)
+    run.end()
+    run.assert_runs(1)
+    run.assert_one_job()
+    assert run.task.try_number == 2, "a later try attached"
+
+
+def triggerers(service):
+    leader = psutil.Process(service.running().pid)
+    running = [each for each in leader.children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in running if "triggerer" in " ".join(each.cmdline())]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["restarted", "killed"])
+def test_triggerer_gone_while_deferred(stack, number):
+    run = stack.trigger("deferred", seconds=20)
+    run.wait_for_ranks()
+    run.wait_for_task("deferred")
+    old = [*triggerers(stack.airflow), *(psutil.Process(pid) for pid in stack.extra)]
+    assert old
+    for process in old:
+        os.kill(process.pid, number)
+    psutil.wait_procs(old, timeout=30)
+    stack.extra.clear()
+    _, record = start_group(
+        [stack.airflow.command[0], "-m", "airflow", "triggerer"],
+        environment=stack.airflow.environment,
+        folder=stack.airflow.folder,
+        log_path=stack.folder / "triggerer.log",
+    )
+    stack.extra.append(record.pid)
+    run.end()
+    run.assert_runs(1)
+    run.assert_one_job()
+
+
+def test_cleared_while_deferred_attaches(stack):
+    run = stack.trigger("deferred", seconds=20)
+    run.wait_for_ranks()
+    run.wait_for_task("deferred")
+    run.clear()
+    wait_for(lambda: run.task.try_number >= 2, 60, "the cleared task ran again")
+    run.end()
+    run.assert_runs(1)
+    run.assert_one_job()
+    assert run.result()["generation"] == 1
+
+
+def test_cleared_after_success_runs_anew(stack):
+    run = stack.trigger("deferred", seconds=1)
+    run.end()
+    run.assert_runs(1)
+    run.clear()
+    wait_for(lambda: run.task.try_number >= 2, 60, "the cleared task ran again")
+    run.end()
+    run.assert_runs(2)
+    assert run.result()["generation"] == 2
+
+
+@pytest.mark.parametrize("mode", ["deferred", "blocking"])
+def test_marked_failed_cancels(stack, mode):
+    run = stack.trigger(mode, seconds=300)
+    run.wait_for_ranks()
+    run.wait_for_task("deferred" if mode == "deferred" else "running")
+    run.patch_task("failed")
+    run.end("failed")
+    wait_for(lambda: not alive(run.marks.pids()), 60, "the ranks of the cancelled run went away")
+    run.assert_runs(1)
+
+
+def test_our_own_deadline_cancels_and_fails_without_a_retry(stack):
+    run = stack.trigger("deadline", seconds=300)
+    run.wait_for_ranks()
+    run.end("failed")
+    run.assert_runs(1)
+    assert run.task.try_number == 1
+    assert "deadline" in run.log()
+
+
+def test_every_process_is_gone_with_the_stack(stack):
+    """Nothing that a scenario started is left on the cluster while Airflow still stands."""
+    with_marks = [Marks(path).pids() for path in stack.folder.glob("*/marks")]
+    assert not alive([pid for pids in with_marks for pid in pids])
