@@ -76,7 +76,7 @@ class Run:
 
     def log(self):
         try:
-            return "\n".join(text for _, text in self.stack.api.log_lines(self.dag_id, self.run_id, self.task))
+            return "\n".join(line.text for line in self.stack.api.log_lines(self.dag_id, self.run_id, self.task))
         except Exception as error:  # noqa: BLE001 - only for messages
             return str(error)
 

@@ -25,6 +25,15 @@ class TaskState:
     try_number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One structured line of a task's log."""
+
+    level: str
+    logger: str
+    text: str
+
+
 class AirflowApi:
     """A logged-in client of one Airflow, by user name and password of its simple auth manager."""
 
@@ -86,15 +95,17 @@ class AirflowApi:
             TaskState(task_id=each["task_id"], state=each["state"], try_number=each["try_number"]) for each in found
         ]
 
-    def log_lines(self, dag_id: str, run_id: str, task: TaskState) -> Iterator[tuple[str, str]]:
-        """(level, text) of each line in a task's log, trigger lines included."""
+    def log_lines(self, dag_id: str, run_id: str, task: TaskState) -> Iterator[LogLine]:
+        """Each line of a task's log, its trigger's lines included."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
         content = self.call("GET", path, params={"full_content": "true"}, headers={"Accept": "application/json"})
         for entry in content["content"]:
-            if isinstance(entry, str):
-                yield "info", entry
-            else:
-                yield str(entry.get("level") or "info").lower(), str(entry.get("event", ""))
+            if isinstance(entry, dict):
+                yield LogLine(
+                    level=str(entry.get("level") or "info").lower(),
+                    logger=str(entry.get("logger") or ""),
+                    text=str(entry.get("event", "")),
+                )
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"

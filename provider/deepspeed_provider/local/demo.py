@@ -18,10 +18,11 @@ from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from deepspeed_provider.errors import EngineError
-from deepspeed_provider.local.airflow_api import FINISHED, UNFINISHED_TASK_STATES, AirflowApi, TaskState
+from deepspeed_provider.local.airflow_api import FINISHED, UNFINISHED_TASK_STATES, AirflowApi, LogLine, TaskState
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.local.jvm import find_jvm
 from deepspeed_provider.local.processes import require_free
@@ -31,16 +32,6 @@ DAG_ID = "finetune"
 REQUIRED_MEMORY_BYTES = 6 * 2**30
 REQUIRED_DISK_BYTES = 4 * 2**30
 PACKAGES = ("torch", "deepspeed", "transformers", "peft", "mlflow", "pyspark")
-
-# Chatter of Airflow's own that tells a newcomer nothing.
-QUIET = (
-    "::group::",
-    "::endgroup::",
-    "DAG bundles loaded",
-    "Filling up the DagBag",
-    "Task instance is in",
-    " Done. Returned",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,24 +156,20 @@ def _tell_new_lines(
         return
     key = (task.task_id, task.try_number)
     try:
-        lines = [line for line in api.log_lines(DAG_ID, run_id, task) if _worth_telling(*line)]
+        lines = [line for line in api.log_lines(DAG_ID, run_id, task) if _worth_telling(line)]
     except EngineError:
         # The log of a task that has only just started is not there yet.
         return
-    for level, text in lines[told.get(key, 0) :]:
-        colour = {"error": "red", "warning": "yellow"}.get(level, "dim")
-        say(f"  [{colour}]{task.task_id}: {_escaped(text)}[/{colour}]")
+    for line in lines[told.get(key, 0) :]:
+        colour = {"error": "red", "warning": "yellow"}.get(line.level, "dim")
+        say(f"  [{colour}]{task.task_id}: {escape(line.text)}[/{colour}]")
     told[key] = max(len(lines), told.get(key, 0))
 
 
-def _worth_telling(level: str, text: str) -> bool:
-    return bool(text.strip()) and level in ("info", "warning", "error") and not any(word in text for word in QUIET)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+def _worth_telling(line: LogLine) -> bool:
+    """Our own words, and anybody's errors; the rest of a task's log is Airflow's account of itself."""
+    ours = "deepspeed_provider" in line.logger and line.level in ("info", "warning")
+    return bool(line.text.strip()) and (ours or line.level in ("error", "critical"))
 
 
 def outcome(api: AirflowApi, run_id: str, state: str) -> DemoOutcome:

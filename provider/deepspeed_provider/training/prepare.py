@@ -90,7 +90,12 @@ def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
     if known:
         log.info("Data set %s is prepared already: %s", settings.output_uri, known["fingerprint"])
         return dict(known)
+    log.info("Reading %s on the cluster; the data set goes to %s", settings.source, settings.output_uri)
     rows, skipped = _write_splits(spark, settings, state)
+    log.info("Rows: %s", ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rows.items()))
+    if skipped:
+        log.info("Not read: %s", "; ".join(f"{module} ({reason})" for module, reason in skipped.items()))
+    log.info("Counting words and tokens of both splits")
     splits = {split: _measure(spark, settings, split) for split in SPLITS}
     manifest = {
         "complete": True,
