@@ -191,6 +191,7 @@ def _training_plan(
             schedule=spec.schedule.value,
             weight_decay=spec.weight_decay,
             eval_steps=spec.eval_steps,
+            eval_rows=spec.evaluation_rows,
             seed=spec.seed,
             gradient_checkpointing=spec.gradient_checkpointing,
         ),

@@ -85,7 +85,7 @@ class FineTuneSpec:
             be below this share of the base model's.
         heldout_fraction: share of the rows kept for evaluation.
         eval_steps: held-out evaluation each N steps of the training; 0 evaluates at its end only.
-        evaluation_rows: at most so many held-out rows in the evaluation after it; None takes all.
+        evaluation_rows: at most so many held-out rows in each evaluation; None takes all.
         generations: sample answers of base and tuned model shown side by side.
     """
 

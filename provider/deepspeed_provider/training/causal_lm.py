@@ -28,11 +28,10 @@ FINAL_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Encoded rows: all of the training split, and this rank's held-out batches."""
+    """Encoded rows: all of the training split, and this rank's batches of the held-out rows it evaluates."""
 
     train: list[data.Example]
     heldout: list[list[data.Example]]
-    heldout_during_training: list[list[data.Example]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,18 +78,15 @@ def finetune(plan: TrainingPlan, rank: Rank, reporter: Reporter) -> dict[str, An
 def _load_dataset(plan: TrainingPlan, rank: Rank, tokenizer: Any, cache: Path) -> Dataset:
     settings = plan.optimization
     train = data.read_rows(plan.dataset_uri, "train", cache)
-    held = data.read_rows(plan.dataset_uri, "heldout", cache)
-    held_examples = data.encode_all(tokenizer, held, settings.sequence_length)
-
-    def share(examples: list[data.Example]) -> list[list[data.Example]]:
-        return data.heldout_batches(
-            examples, batch_size=settings.micro_batch_size, rank=rank.rank, world_size=rank.world_size
-        )
-
+    held = data.read_rows(plan.dataset_uri, "heldout", cache, limit=settings.eval_rows)
     return Dataset(
         train=data.encode_all(tokenizer, train, settings.sequence_length),
-        heldout=share(held_examples),
-        heldout_during_training=share(held_examples[: settings.eval_rows]),
+        heldout=data.heldout_batches(
+            data.encode_all(tokenizer, held, settings.sequence_length),
+            batch_size=settings.micro_batch_size,
+            rank=rank.rank,
+            world_size=rank.world_size,
+        ),
     )
 
 
@@ -144,9 +140,9 @@ def _train(
         if settings.eval_steps and step % settings.eval_steps == 0 and step < total_steps:
             reporter.update(phase="evaluating")
             eval_loss = heldout.mean_loss(
-                engine, dataset.heldout_during_training, pad_token_id=tokenizer.pad_token_id, device=rank.device
+                engine, dataset.heldout, pad_token_id=tokenizer.pad_token_id, device=rank.device
             )
-            tracker.log_metrics({"heldout_sample_loss": eval_loss}, step=step)
+            tracker.log_metrics({"eval_loss": eval_loss}, step=step)
             reporter.update(phase="training", eval_loss=eval_loss)
     return history
 

@@ -58,9 +58,9 @@ class OptimizationSettings:
     """``cosine``, ``linear`` or ``constant`` after the linear warm-up."""
     weight_decay: float = 0.0
     eval_steps: int = 0
-    """Held-out evaluation each N steps; 0 evaluates only at the end."""
-    eval_rows: int = 64
-    """At most so many held-out rows in the evaluations during training."""
+    """Held-out evaluation each N steps besides the one at the end; 0 makes only that."""
+    eval_rows: int | None = None
+    """At most so many held-out rows in the evaluations of the training; None takes all."""
     seed: int = 42
     gradient_checkpointing: bool = False
 
