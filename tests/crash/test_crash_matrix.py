@@ -195,9 +195,13 @@ def test_triggerer_gone_while_deferred(stack, number):
     run.wait_for_task("deferred")
     old = [*triggerers(stack.airflow), *(psutil.Process(pid) for pid in stack.extra)]
     assert old
+    below = [child for process in old for child in process.children(recursive=True)]
     for process in old:
         os.kill(process.pid, number)
-    psutil.wait_procs(old, timeout=30)
+    _, left = psutil.wait_procs([*old, *below], timeout=30)
+    for orphan in left:
+        # A killed triggerer leaves its log server behind, and that holds its port.
+        orphan.kill()
     stack.extra.clear()
     _, record = start_group(
         [stack.airflow.command[0], "-m", "airflow", "triggerer"],

@@ -32,21 +32,25 @@ def logged_in(url: str, password: str):
             page.fill("input[name=username]", "admin")
             page.fill("input[name=password]", password)
             page.click("button[type=submit]")
-            page.wait_for_url(f"{url}/**", wait_until="networkidle")
+            page.wait_for_url(lambda address: "/login" not in address)
             yield page
         finally:
             browser.close()
 
 
 def trigger_form(page, url: str, path: Path) -> str:
-    """Opens the DAG's trigger form with every section unfolded; returns its text."""
+    """Opens the DAG's trigger form, with the sections a newcomer changes unfolded; returns its text."""
     page.goto(f"{url}/dags/finetune", wait_until="networkidle")
     page.get_by_role("button", name="Trigger").first.click()
     dialog = page.get_by_role("dialog")
     dialog.wait_for()
-    page.wait_for_timeout(1500)
-    page.screenshot(path=path, full_page=True)
-    return dialog.inner_text()
+    texts = []
+    for section in ("Model and method", "Length and learning rate"):
+        dialog.get_by_role("button", name=section).click()
+        page.wait_for_timeout(1000)
+        texts.append(dialog.inner_text())
+        page.screenshot(path=path.with_stem(f"{path.stem}-{section.split()[0].lower()}"), full_page=True)
+    return "\n".join(texts)
 
 
 def finished_run(page, url: str, run_id: str, path: Path) -> str:

@@ -128,7 +128,7 @@ def _look(demo: Demo) -> None:
         form = browser.trigger_form(page, demo.url, SCREENSHOTS / "trigger-form.png")
         run = browser.finished_run(page, demo.url, run_id, SCREENSHOTS / "finished-run.png")
         log = browser.task_log(page, demo.url, run_id, "finetune", SCREENSHOTS / "finetune-log.png")
-    for word in ("Model", "Data", "Method"):
+    for word in ("Model and method", "Data", "LoRA", "Revision", "Learning rate"):
         assert word in form, form
     for task in ("validate", "prepare", "finetune", "evaluate", "register"):
         assert task in run, run

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,8 +117,10 @@ def running_stack(settings: DemoSettings, console: Console) -> Iterator[tuple[Em
         yield engine, mlflow, airflow
     finally:
         console.print("Stopping …")
-        for stop in (airflow.stop, mlflow.stop, engine.stop):
-            stop()
+        # All at once: each may take its grace period.
+        with ThreadPoolExecutor(3) as pool:
+            for stopped in [pool.submit(stop) for stop in (airflow.stop, mlflow.stop, engine.stop)]:
+                stopped.result()
 
 
 def follow(
