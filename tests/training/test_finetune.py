@@ -19,7 +19,7 @@ CELLS = [
     (method, stage, accumulation) for method in ("full", "lora") for stage in (0, 1, 2, 3) for accumulation in (1, 2)
 ]
 BROKEN = {
-    "loss is no number": ({"optimization": {"learning_rate": 1e39}}, "learning_rate"),
+    "loss is no number": ({"model": "overflowing"}, "Lower optimization.learning_rate"),
     "two precisions": ({"ds_extra": {"bf16": {"enabled": True}}}, "bf16.enabled = True"),
     "another batch size": ({"ds_extra": {"train_batch_size": 64}}, "train_batch_size = 64"),
     "nothing to learn": ({"optimization": {"sequence_length": 1}}, "sequence_length = 1"),
@@ -52,6 +52,18 @@ def earliest_failure(outcome: tiny_runs.Outcome) -> dict[str, Any]:
     return min(failures, key=lambda failure: failure["time"])
 
 
+def overflowing_model(tiny_model: Path, folder: Path) -> Path:
+    """The tiny model with one weight beyond all numbers, as a diverged training leaves it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    torch.nn.init.constant_(model.model.norm.weight, float("inf"))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def outcomes(
     tiny_model: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory
@@ -60,8 +72,11 @@ def outcomes(
     root = tmp_path_factory.mktemp("runs")
     plans: dict[str, TrainingPlan] = {}
 
-    def add(name: str, *, lora_targets: tuple[str, ...] | None = None, **settings: Any) -> None:
-        plan = tiny_runs.plan(root / name.replace(" ", "-"), tiny_model, tiny_dataset, **settings)
+    overflowing = overflowing_model(tiny_model, root / "overflowing")
+
+    def add(name: str, *, model: str = "tiny", lora_targets: tuple[str, ...] | None = None, **settings: Any) -> None:
+        chosen = tiny_model if model == "tiny" else overflowing
+        plan = tiny_runs.plan(root / name.replace(" ", "-"), chosen, tiny_dataset, **settings)
         if lora_targets is not None:
             plan = dataclasses.replace(
                 plan, method=dataclasses.replace(plan.method, name="lora", lora_targets=lora_targets)
