@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import tenacity
 
 from deepspeed_provider.errors import EngineError
 
@@ -54,13 +55,23 @@ class AirflowApi:
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         """One call under ``/api/v2``; logs in at need. Raises EngineError with the answer's text."""
-        answer = self._client.request(method, f"/api/v2{path}", **options)
+        answer = self._send(method, path, **options)
         if answer.status_code == 401:
             self.login()
-            answer = self._client.request(method, f"/api/v2{path}", **options)
+            answer = self._send(method, path, **options)
         if answer.is_error:
             raise EngineError(f"Airflow answered {answer.status_code} to {method} {path}: {answer.text[:500]}")
         return answer.json() if answer.content else None
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        # A busy laptop answers late; asking again does no harm, telling again might.
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(httpx.TransportError),
+            stop=tenacity.stop_after_attempt(5 if method == "GET" else 1),
+            wait=tenacity.wait_exponential(max=10),
+            reraise=True,
+        )
+        return attempts(self._client.request, method, f"/api/v2{path}", **options)
 
     def wait_for_dag(
         self,
@@ -85,6 +96,14 @@ class AirflowApi:
         self.call("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
         body = {"conf": dict(conf), "logical_date": None, **({"dag_run_id": run_id} if run_id else {})}
         return str(self.call("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
+
+    def fail_unfinished_runs(self, dag_id: str) -> list[str]:
+        """Marks what an interrupted session left unfinished as failed, so that it is not resumed."""
+        query = {"state": ["queued", "running"]}
+        unfinished = self.call("GET", f"/dags/{dag_id}/dagRuns", params=query)["dag_runs"]
+        for run in unfinished:
+            self.call("PATCH", f"/dags/{dag_id}/dagRuns/{run['dag_run_id']}", json={"state": "failed"})
+        return [run["dag_run_id"] for run in unfinished]
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])

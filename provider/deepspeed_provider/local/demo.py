@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import psutil
 from rich.console import Console
 from rich.markup import escape
@@ -197,23 +198,39 @@ def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOut
     preflight(settings)
     ended = DemoOutcome(state="interrupted")
     stopping = threading.Event()
-    with _interruptible(stopping), running_stack(settings, console) as (engine, mlflow, airflow):
+    with _interruptible(stopping), running_stack(settings, console) as stack:
+        _, _, airflow = stack
+        api = AirflowApi.of_home(airflow.url, airflow.folder)
         try:
-            api = AirflowApi.of_home(airflow.url, airflow.folder)
-            api.wait_for_dag(DAG_ID, 120)
-            _show_addresses(console, engine, mlflow, airflow)
-            run_id = api.trigger(DAG_ID, settings.conf)
-            console.print(f"Triggered [bold]{DAG_ID}[/bold]: {airflow.url}/dags/{DAG_ID}/runs/{run_id}\n")
-            state = follow(api, run_id, console.print, timeout_seconds=settings.timeout_seconds)
-            ended = outcome(api, run_id, state)
-            _show_outcome(console, ended)
+            ended = _fine_tune_once(api, settings, stack, console)
             if not once:
-                _show_addresses(console, engine, mlflow, airflow)
+                _show_addresses(console, *stack)
                 console.print("Everything stays up until Ctrl-C.")
                 stopping.wait()
+        except KeyboardInterrupt:
+            # Stopped by a person: the run must not go on by itself when Airflow is started again.
+            with suppress(EngineError, httpx.HTTPError):
+                api.fail_unfinished_runs(DAG_ID)
+            raise
         finally:
             # From here on everything is being stopped; a late Ctrl-C must not leave half of it.
             stopping.set()
+    return ended
+
+
+def _fine_tune_once(
+    api: AirflowApi, settings: DemoSettings, stack: tuple[EmbeddedEngine, Service, Service], console: Console
+) -> DemoOutcome:
+    _, _, airflow = stack
+    api.wait_for_dag(DAG_ID, 120)
+    _show_addresses(console, *stack)
+    for earlier in api.fail_unfinished_runs(DAG_ID):
+        console.print(f"Ended the run {earlier}, which an earlier session was stopped in.")
+    run_id = api.trigger(DAG_ID, settings.conf)
+    console.print(f"Triggered [bold]{DAG_ID}[/bold]: {airflow.url}/dags/{DAG_ID}/runs/{run_id}\n")
+    state = follow(api, run_id, console.print, timeout_seconds=settings.timeout_seconds)
+    ended = outcome(api, run_id, state)
+    _show_outcome(console, ended)
     return ended
 
 
