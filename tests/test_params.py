@@ -21,7 +21,7 @@ def test_each_field_has_its_param() -> None:
 def test_the_defaults_are_the_demonstration() -> None:
     spec = FineTuneSpec.from_params(ParamsDict(dict(PARAMS)).validate())
     assert spec.model == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert (spec.max_steps, spec.sequence_length, spec.lora_rank, spec.ranks) == (60, 160, 16, 2)
+    assert (spec.max_steps, spec.sequence_length, spec.lora_rank, spec.ranks) == (120, 160, 16, 2)
     assert spec.batch == (4, 2, 1)
 
 

@@ -19,8 +19,8 @@ LORA, SPEED, REGISTRY = "LoRA", "DeepSpeed and memory", "Evaluation and registra
 
 DEMO: Mapping[str, Any] = {
     "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "max_steps": 60,
-    "learning_rate": 5e-4,
+    "max_steps": 120,
+    "learning_rate": 1e-3,
     "sequence_length": 160,
     "effective_batch_size": 4,
     "ranks": 2,

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from backends.processes import mentioning, wait_for
+from deepspeed_provider.local.airflow_api import AirflowApi
 from deepspeed_provider.local.processes import free_port
 
 from demo import browser
@@ -70,11 +71,11 @@ class Demo:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3000)
 def test_a_newcomers_first_and_second_run(tmp_path):
     demo = Demo(tmp_path / "state")
     try:
-        demo.wait_for("Everything stays up until Ctrl-C", 1200)
+        demo.wait_for("Everything stays up until Ctrl-C", 1800)
         assert "Registered as" in demo.text
         found = PERPLEXITY.search(demo.text)
         assert found, demo.text[-3000:]
@@ -84,6 +85,7 @@ def test_a_newcomers_first_and_second_run(tmp_path):
         for progress in ("finetune: training, step", "loss", "tokens/s"):
             assert progress in demo.text
         _mlflow_holds_it(demo)
+        _links_lead_there(demo)
         if browser.CHROMIUM:
             _look(demo)
         demo.process.send_signal(signal.SIGINT)
@@ -119,17 +121,30 @@ def _mlflow_holds_it(demo: Demo) -> None:
     assert run["info"]["status"] == "FINISHED"
 
 
+def _links_lead_there(demo: Demo) -> None:
+    """The task's buttons, long after it was deferred and resumed."""
+    api = AirflowApi.of_home(demo.url, demo.home / "airflow")
+    links = api.call("GET", f"/dags/finetune/dagRuns/{_run_id(demo)}/taskInstances/finetune/links")["extra_links"]
+    assert {link for link in links.values() if f":{demo.mlflow_port}/" in (link or "")}, links
+    assert all(links.values()), links
+
+
+def _run_id(demo: Demo) -> str:
+    return re.search(r"/dags/finetune/runs/(\S+)", demo.text).group(1)
+
+
 def _look(demo: Demo) -> None:
     """Screenshots for a person, and the words that must be on them."""
     SCREENSHOTS.mkdir(exist_ok=True)
     password = json.loads((demo.home / "airflow" / "passwords.json").read_text())["admin"]
-    run_id = re.search(r"/dags/finetune/runs/(\S+)", demo.text).group(1)
+    run_id = _run_id(demo)
     with browser.logged_in(demo.url, password) as page:
         form = browser.trigger_form(page, demo.url, SCREENSHOTS / "trigger-form.png")
         run = browser.finished_run(page, demo.url, run_id, SCREENSHOTS / "finished-run.png")
         log = browser.task_log(page, demo.url, run_id, "finetune", SCREENSHOTS / "finetune-log.png")
     for word in ("Model and method", "Data", "LoRA", "Revision", "Learning rate"):
         assert word in form, form
+    assert "DeepSpeedFineTuneOperator" in log, log
     for task in ("validate", "prepare", "finetune", "evaluate", "register"):
         assert task in run, run
     assert "MLflow" in log, log

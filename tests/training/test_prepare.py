@@ -168,7 +168,7 @@ def test_default_corpus_at_scale(run):
     rows = both(splits)
     assert manifest["rows"]["kept"] == len(rows) >= 2000
     assert 0.08 < manifest["splits"]["heldout"]["rows"] / len(rows) < 0.12
-    for library in ("pyspark", "mlflow", "torch", "pandas", "airflow"):
+    for library in ("pyspark", "mlflow", "torch", "airflow"):
         assert sum(f"`{library}." in prompt for prompt, _ in rows) > 100, (library, manifest["skipped"])
     assert all(corpus.is_prose(completion) and len(completion) < 2000 for _, completion in rows)
     assert (

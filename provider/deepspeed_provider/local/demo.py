@@ -150,7 +150,7 @@ def follow(
             return state
         if clock() > deadline:
             raise EngineError(f"The run {run_id} did not end within {timeout_seconds:g} s.")
-        sleep(2)
+        sleep(3)
 
 
 def _tell_new_lines(
