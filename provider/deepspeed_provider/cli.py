@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 
@@ -114,8 +115,8 @@ class _clear_errors:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, EngineError | SpecError):
-            Console(stderr=True, soft_wrap=True).print(f"[red]{error}[/red]", highlight=False)
+        if isinstance(error, EngineError | SpecError | httpx.HTTPError):
+            Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
             sys.exit(2)
 
 

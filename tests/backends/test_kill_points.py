@@ -33,7 +33,7 @@ SUBMITTER = Path(__file__).with_name("submitter.py")
 # Where to aim: (phase line to wait for, longest random delay after it in seconds). Importing,
 # submitting and running take about that long on two busy cores.
 AIMS = (("started", 0.3), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
-RUNS = 14
+RUNS = 15
 KILLS_PER_RUN = 4
 SEED = 20261130
 
@@ -100,7 +100,8 @@ def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, 
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(one, range(RUNS)))
 
-    killed_in = [phase for *_, phases, _ in outcomes for phase in phases]
+    # A submitter that had its result already was not killed in the middle of anything.
+    killed_in = [phase for *_, phases, _ in outcomes for phase in phases if phase != "result"]
     assert len(killed_in) >= 50
     counted = {phase: killed_in.count(phase) for phase in sorted(set(killed_in))}
     print(f"\nkilled in phase: {counted}")

@@ -110,7 +110,7 @@ def _kill(demo: Demo) -> None:
 
 
 def _mlflow_holds_it(demo: Demo) -> None:
-    """Metrics of both stages in one run, the model with its signature, the alias."""
+    """Metrics of both stages in one run, the registered model and its alias."""
     api = f"http://127.0.0.1:{demo.mlflow_port}/api/2.0/mlflow"
     models = httpx.get(f"{api}/registered-models/search").json()["registered_models"]
     version = models[0]["latest_versions"][0]

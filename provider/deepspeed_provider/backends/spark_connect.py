@@ -14,7 +14,9 @@ import pickle
 import re
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +150,15 @@ class SparkConnectBackend:
     def read_texts(self, uri_pattern: str) -> dict[str, str]:
         from pyspark.errors import AnalysisException, PySparkException
 
+        def read() -> list[Any]:
+            texts = spark.read.text(uri_pattern, wholetext=True)
+            rows: list[Any] = texts.selectExpr("_metadata.file_name AS name", "value").collect()
+            return rows
+
         # A session of its own, released at the end: reading must not touch the run's session.
         with self._session(str(uuid.uuid4()), release=True) as spark:
             try:
-                rows = (
-                    spark.read.text(uri_pattern, wholetext=True)
-                    .selectExpr("_metadata.file_name AS name", "value")
-                    .collect()
-                )
+                rows = _bounded(spark, read)
             except AnalysisException as error:
                 if error.getCondition() == "PATH_NOT_FOUND":
                     return {}
@@ -225,6 +228,23 @@ class SparkConnectBackend:
             raise
         finally:
             spark.stop()
+
+
+def _bounded(spark: Any, read: Callable[[], list[Any]]) -> list[Any]:
+    """What ``read`` returns, or BackendUnavailable after a while.
+
+    Reading is a Spark job and needs a task slot; a training may hold them all for hours, and whoever
+    waits for progress meanwhile would neither keep the run alive nor see its deadline.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            return reading.result(READ_TIMEOUT_SECONDS)
+        except FutureTimeoutError:
+            spark.interruptAll()
+            raise BackendUnavailable(
+                f"files could not be read within {READ_TIMEOUT_SECONDS:g} s: the cluster has no free task slot"
+            ) from None
 
 
 def _detached_plan(spark: Any, request: RunRequest) -> Any:

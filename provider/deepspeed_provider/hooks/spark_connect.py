@@ -31,6 +31,8 @@ class Server:
     ui_url: str | None = None
     base_uri: str | None = None
     embedded: bool = False
+    ranks: int | None = None
+    """How many training processes fit side by side, where known."""
 
 
 class SparkConnectHook(BaseHook):
@@ -130,9 +132,10 @@ class SparkConnectHook(BaseHook):
 
         import psutil
 
+        fitting = min(ranks, self.get_server().ranks or ranks)
         return Hardware(
             nodes=nodes,
-            gpus_per_node=ranks // nodes,
+            gpus_per_node=fitting // nodes or 1,
             use_gpu=use_gpu,
             cores=os.cpu_count(),
             host_bytes=psutil.virtual_memory().total,
@@ -200,7 +203,7 @@ def _embedded() -> Server:
     from deepspeed_provider.local.engine import ensure_engine
 
     engine = ensure_engine()
-    return Server(url=engine.url, ui_url=engine.ui_url, embedded=True)
+    return Server(url=engine.url, ui_url=engine.ui_url, embedded=True, ranks=engine.ranks)
 
 
 def _remote(connection: Any, extra: dict[str, Any]) -> Server:

@@ -16,7 +16,6 @@ import tenacity
 from deepspeed_provider.errors import EngineError
 
 FINISHED = ("success", "failed")
-UNFINISHED_TASK_STATES = frozenset({None, "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +24,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepspeed_provider.errors import EngineError
-from deepspeed_provider.local.airflow_api import FINISHED, UNFINISHED_TASK_STATES, AirflowApi, LogLine, TaskState
+from deepspeed_provider.local.airflow_api import FINISHED, AirflowApi, LogLine, TaskState
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.local.jvm import find_jvm
 from deepspeed_provider.local.processes import require_free
 from deepspeed_provider.local.services import Service, airflow_service, mlflow_service
 
 DAG_ID = "finetune"
-REQUIRED_MEMORY_BYTES = 6 * 2**30
+# Measured: 2.5 GiB of Airflow, MLflow and the engine together, and up to 1.75 GiB a rank.
+BASE_MEMORY_BYTES = int(2.5 * 2**30)
+RANK_MEMORY_BYTES = int(1.75 * 2**30)
 REQUIRED_DISK_BYTES = 4 * 2**30
 PACKAGES = ("torch", "deepspeed", "transformers", "peft", "mlflow", "pyspark")
 
@@ -46,7 +48,7 @@ class DemoSettings:
     mlflow_port: int = 5000
     ranks: int = 2
     conf: Mapping[str, Any] = field(default_factory=dict)
-    timeout_seconds: float = 3600.0
+    timeout_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,13 @@ def preflight(settings: DemoSettings) -> None:
             f"Not installed: {', '.join(missing)}. Run `make setup`, or install `airflow-provider-deepspeed[local]`."
         )
     find_jvm()
+    required = BASE_MEMORY_BYTES + settings.ranks * RANK_MEMORY_BYTES
     available = psutil.virtual_memory().available
-    if available < REQUIRED_MEMORY_BYTES:
+    if available < required:
+        fewer = ", or train fewer processes with --ranks 1" if settings.ranks > 1 else ""
         raise EngineError(
-            f"The demonstration needs {REQUIRED_MEMORY_BYTES / 2**30:.0f} GiB of free memory, and this machine has "
-            f"{available / 2**30:.1f} GiB. Close something, or train fewer ranks with --ranks 1."
+            f"The demonstration needs {required / 2**30:.1f} GiB of free memory, and this machine has "
+            f"{available / 2**30:.1f} GiB. Close something{fewer}."
         )
     settings.home.mkdir(parents=True, exist_ok=True)
     free = psutil.disk_usage(str(settings.home)).free
@@ -94,19 +98,29 @@ def preflight(settings: DemoSettings) -> None:
         raise EngineError(f"There are no DAG files in {settings.dags_folder}; run from the checkout or pass --dags.")
 
 
-@contextmanager
-def running_stack(settings: DemoSettings, console: Console) -> Iterator[tuple[EmbeddedEngine, Service, Service]]:
-    """Engine, MLflow and Airflow, all answering; all gone when the block ends, however it ends."""
-    engine = EmbeddedEngine(settings.home, EngineSettings(ranks=settings.ranks))
+Stack = tuple[EmbeddedEngine, Service, Service]
+
+
+def _stack(settings: DemoSettings) -> Stack:
     mlflow = mlflow_service(settings.home, settings.mlflow_port)
     airflow = airflow_service(
         settings.home, port=settings.airflow_port, dags_folder=settings.dags_folder, mlflow_url=mlflow.url
     )
+    return EmbeddedEngine(settings.home, EngineSettings(ranks=settings.ranks)), mlflow, airflow
+
+
+def _stop_leftovers(settings: DemoSettings) -> None:
+    """Ends what a killed session left: it holds our ports and our memory."""
+    engine, mlflow, airflow = _stack(settings)
+    for stop in (airflow.stop, mlflow.stop, engine.stop):
+        stop()
+
+
+@contextmanager
+def running_stack(settings: DemoSettings, console: Console) -> Iterator[Stack]:
+    """Engine, MLflow and Airflow, all answering; all gone when the block ends, however it ends."""
+    engine, mlflow, airflow = _stack(settings)
     try:
-        # Leftovers of a start that was killed hold our ports; they are ours to end.
-        for service in (mlflow, airflow):
-            service.stop()
-        engine.stop()
         for service in (mlflow, airflow):
             require_free(service.port, service.name)
         with console.status("Starting the Spark Connect engine, MLflow and Airflow …"):
@@ -118,10 +132,9 @@ def running_stack(settings: DemoSettings, console: Console) -> Iterator[tuple[Em
         yield engine, mlflow, airflow
     finally:
         console.print("Stopping …")
-        # All at once: each may take its grace period.
-        with ThreadPoolExecutor(3) as pool:
-            for stopped in [pool.submit(stop) for stop in (airflow.stop, mlflow.stop, engine.stop)]:
-                stopped.result()
+        # Airflow first: a triggerer that meets a dead engine starts a new one.
+        for stop in (airflow.stop, mlflow.stop, engine.stop):
+            stop()
 
 
 def follow(
@@ -178,14 +191,16 @@ def _worth_telling(line: LogLine) -> bool:
 
 def outcome(api: AirflowApi, run_id: str, state: str) -> DemoOutcome:
     """What the finished run says of itself, from the return values of its tasks."""
-    if any(task.state in UNFINISHED_TASK_STATES for task in api.tasks(DAG_ID, run_id)) or state != "success":
+    succeeded = {task.task_id for task in api.tasks(DAG_ID, run_id) if task.state == "success"}
+    if "evaluate" not in succeeded:
         return DemoOutcome(state=state)
-    evaluation, registered = (_value(api.xcom(DAG_ID, run_id, task)) for task in ("evaluate", "register"))
+    metrics = _value(api.xcom(DAG_ID, run_id, "evaluate"))["metrics"]
     return DemoOutcome(
         state=state,
-        base_perplexity=evaluation["metrics"]["base_perplexity"],
-        tuned_perplexity=evaluation["metrics"]["tuned_perplexity"],
-        registered=registered or {},
+        base_perplexity=metrics["base_perplexity"],
+        tuned_perplexity=metrics["tuned_perplexity"],
+        # Skipped when no name was asked for, failed when the model is no better: no version either way.
+        registered=_value(api.xcom(DAG_ID, run_id, "register")) if "register" in succeeded else {},
     )
 
 
@@ -195,6 +210,7 @@ def _value(wire: Any) -> Any:
 
 def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOutcome:
     """Starts everything, fine-tunes once, shows what came out; stays up until Ctrl-C unless ``once``."""
+    _stop_leftovers(settings)
     preflight(settings)
     ended = DemoOutcome(state="interrupted")
     stopping = threading.Event()
@@ -207,8 +223,8 @@ def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOut
                 _show_addresses(console, *stack)
                 console.print("Everything stays up until Ctrl-C.")
                 stopping.wait()
-        except KeyboardInterrupt:
-            # Stopped by a person: the run must not go on by itself when Airflow is started again.
+        except BaseException:
+            # Stopped by a person or an error: the run must not go on by itself when Airflow starts again.
             with suppress(EngineError, httpx.HTTPError):
                 api.fail_unfinished_runs(DAG_ID)
             raise
@@ -218,9 +234,7 @@ def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOut
     return ended
 
 
-def _fine_tune_once(
-    api: AirflowApi, settings: DemoSettings, stack: tuple[EmbeddedEngine, Service, Service], console: Console
-) -> DemoOutcome:
+def _fine_tune_once(api: AirflowApi, settings: DemoSettings, stack: Stack, console: Console) -> DemoOutcome:
     _, _, airflow = stack
     api.wait_for_dag(DAG_ID, 120)
     _show_addresses(console, *stack)
@@ -267,7 +281,7 @@ def _show_addresses(console: Console, engine: EmbeddedEngine, mlflow: Service, a
 
 
 def _show_outcome(console: Console, ended: DemoOutcome) -> None:
-    if ended.state != "success":
+    if ended.base_perplexity is None:
         console.print(f"[red]The run ended as {ended.state}. The last error above says why.[/red]")
         return
     table = Table(title="Held-out answers", caption="lower perplexity is better")
@@ -276,6 +290,9 @@ def _show_outcome(console: Console, ended: DemoOutcome) -> None:
     table.add_row("perplexity", f"{ended.base_perplexity:.2f}", f"{ended.tuned_perplexity:.2f}")
     console.print(table)
     registered = ended.registered
+    if not registered:
+        console.print(f"The run ended as {ended.state}; the model is not registered.")
+        return
     console.print(
         f"Registered as [bold]{registered.get('name')}[/bold] version [bold]{registered.get('version')}[/bold] "
         f"({registered.get('alias')})"

@@ -30,6 +30,7 @@ from deepspeed_provider.local.processes import (
     search_path,
     start_group,
     stop_group,
+    stop_recorded,
     write_atomically,
 )
 
@@ -151,11 +152,14 @@ class EmbeddedEngine:
 
     def running(self) -> EngineInfo | None:
         """The live engine of this folder, or None."""
+        info = self._recorded()
+        return info if info is not None and info.alive else None
+
+    def _recorded(self) -> EngineInfo | None:
         try:
-            info = EngineInfo(**json.loads((self.home / STATE_FILE).read_text()))
+            return EngineInfo(**json.loads((self.home / STATE_FILE).read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
-        return info if info.alive else None
 
     def ensure(self) -> EngineInfo:
         """The running engine, started if there is none. Safe against concurrent callers."""
@@ -165,10 +169,13 @@ class EmbeddedEngine:
 
     def stop(self, grace_seconds: float = 15.0) -> None:
         """Ends the server and everything it started; returns when no process is left."""
-        info = self.running()
-        if info is not None:
-            stop_group(info.pid, grace_seconds)
-        (self.home / STATE_FILE).unlink(missing_ok=True)
+        if not self.home.exists():
+            return
+        with filelock.FileLock(self.home / "engine.lock"):
+            info = self._recorded()
+            if info is not None:
+                stop_recorded(info, grace_seconds)
+            (self.home / STATE_FILE).unlink(missing_ok=True)
 
     def __enter__(self) -> EmbeddedEngine:
         self.ensure()
@@ -249,8 +256,8 @@ class EmbeddedEngine:
             for name, value in inherited.items()
             # Left over from a client in this process, these would turn the server into a client.
             if name not in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_HOME")
-            # A server outlives the task that started it; Airflow's task variables are not its own.
-            and not name.startswith(("AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW"))
+            # Connections, keys and task variables of Airflow are no business of a cluster's processes.
+            and not name.lstrip("_").startswith("AIRFLOW")
         }
         environment["PYSPARK_PYTHON"] = self.settings.python
         environment["PATH"] = search_path(self.settings.python, environment)

@@ -68,6 +68,15 @@ def stop_group(pid: int, grace_seconds: float) -> None:
     psutil.wait_procs(family, timeout=5)
 
 
+def stop_recorded(record: ProcessRecord, grace_seconds: float) -> None:
+    """Ends the group of a recorded leader, also when the leader itself is dead already.
+
+    A group keeps its number while it has members, so only a living stranger can have taken it over.
+    """
+    if record.alive or not psutil.pid_exists(record.pid):
+        stop_group(record.pid, grace_seconds)
+
+
 def _family(pid: int) -> list[psutil.Process]:
     try:
         leader = psutil.Process(pid)

@@ -21,7 +21,7 @@ from deepspeed_provider.local.processes import (
     require_free,
     search_path,
     start_group,
-    stop_group,
+    stop_recorded,
     write_atomically,
 )
 
@@ -65,17 +65,20 @@ class Service:
         write_atomically(self._record_path, json.dumps(asdict(record)))
 
     def running(self) -> ProcessRecord | None:
+        record = self._recorded()
+        return record if record is not None and record.alive else None
+
+    def _recorded(self) -> ProcessRecord | None:
         try:
-            record = ProcessRecord(**json.loads(self._record_path.read_text()))
+            return ProcessRecord(**json.loads(self._record_path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
-        return record if record.alive else None
 
     def stop(self, grace_seconds: float = 20.0) -> None:
         """Ends the service and everything below it."""
-        record = self.running()
+        record = self._recorded()
         if record is not None:
-            stop_group(record.pid, grace_seconds)
+            stop_recorded(record, grace_seconds)
         self._record_path.unlink(missing_ok=True)
 
     def wait(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:

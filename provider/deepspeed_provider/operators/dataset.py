@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +95,7 @@ class PrepareDatasetOperator(BaseOperator):
         self.modules = modules
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, prepare
+        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, dataset_digest, prepare
 
         try:
             spec = FineTuneSpec.from_params(self.spec)
@@ -104,21 +103,22 @@ class PrepareDatasetOperator(BaseOperator):
             raise AirflowFailException(str(error)) from error
         hook = SparkConnectHook(self.spark_connect_conn_id)
         base_uri = (self.base_uri or hook.get_base_uri()).rstrip("/")
-        choice: dict[str, Any] = {
-            "source": spec.data,
-            "heldout_fraction": spec.heldout_fraction,
-            "prompt_column": self.prompt_column,
-            "completion_column": self.completion_column,
-            "text_column": self.text_column,
-            "modules": None if self.modules is None else tuple(self.modules),
-            "model_ref": spec.model,
-            "cache_uri": f"{base_uri}/cache",
-        }
-        # The folder is named after the choice, so that equal requests share a data set and others never meet.
-        digest = hashlib.sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()[:16]
-        settings = PrepareSettings(**choice, output_uri=f"{base_uri}/datasets/{digest}")
+        settings = PrepareSettings(
+            source=spec.data,
+            output_uri=f"{base_uri}/datasets",
+            heldout_fraction=spec.heldout_fraction,
+            prompt_column=self.prompt_column,
+            completion_column=self.completion_column,
+            text_column=self.text_column,
+            modules=None if self.modules is None else tuple(self.modules),
+            model_ref=spec.model,
+            cache_uri=f"{base_uri}/cache",
+        )
         try:
             with hook.get_backend().session() as spark:
+                # Equal requests on equal data share a folder; an edited source never meets the old one.
+                folder = f"{settings.output_uri}/{dataset_digest(spark, settings)}"
+                settings = dataclasses.replace(settings, output_uri=folder)
                 manifest = prepare(spark, settings)
         except DatasetError as error:
             raise AirflowFailException(str(error)) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunRequest
+from deepspeed_provider.backends.base import Backend, RunRequest
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
@@ -243,7 +243,8 @@ class DurableRunOperator(BaseOperator):
     def _show_progress(self, driver: RunDriver, record: RunRecord) -> None:
         try:
             texts = driver.backend.read_texts(f"{record.handle.output_uri}/progress.json")
-        except BackendUnavailable:
+        except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
+            self.log.debug("Progress cannot be read: %s", error)
             return
         progress = evidence.read_progress(texts.values())
         if progress is not None and str(progress) != getattr(self, "_shown", None):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DOCSTRINGS", "MANIFEST", "DatasetError", "PrepareSettings", "prepare"]
+__all__ = ["DOCSTRINGS", "MANIFEST", "DatasetError", "PrepareSettings", "dataset_digest", "prepare"]
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,20 @@ class PrepareSettings:
     cache_uri: str | None = None
 
 
+def dataset_digest(spark: SparkSession, settings: PrepareSettings) -> str:
+    """16 hexadecimal digits that change with the settings, the source's content and our code.
+
+    ``output_uri`` does not count: name the folder after the digest, and a data set that a running
+    training reads is never overwritten by one prepared from an edited source.
+
+    Raises:
+        DatasetError: the settings cannot be used, or the source is not there.
+    """
+    _check(settings)
+    cluster_calls.ship_code(spark)
+    return _digest([asdict(settings) | {"output_uri": ""}, _source_state(spark, settings), _code_digest()])
+
+
 def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
     """Prepares the data set, or finds it prepared from the same input by the same code.
 
@@ -82,8 +96,7 @@ def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
     _check(settings)
     cluster_calls.ship_code(spark)
     state = _source_state(spark, settings)
-    code = {name: text for name, text in cluster_calls.source_files().items() if name in _DECIDING_MODULES}
-    digest = _digest([asdict(settings), state, cluster_calls.digest_of_code(code)])
+    digest = _digest([asdict(settings), state, _code_digest()])
     known = cluster_calls.call(spark, _claim, settings.output_uri, digest)
     if known and not _still_there(spark, settings.output_uri, known):
         known = cluster_calls.call(spark, _claim, settings.output_uri, "")
@@ -125,6 +138,11 @@ def _check(settings: PrepareSettings) -> None:
         raise DatasetError("modules = (): name at least one Python module, or leave it out for the default ones.")
     if f"{settings.source.rstrip('/')}/".startswith(f"{uri.rstrip('/')}/"):
         raise DatasetError(f"output_uri = {uri!r}: holds the source, which would be overwritten; give another folder.")
+
+
+def _code_digest() -> str:
+    files = cluster_calls.source_files()
+    return cluster_calls.digest_of_code({name: files[name] for name in _DECIDING_MODULES})
 
 
 def _source_state(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
