@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads numbers from a config.json and keeps every problem, so that a user sees all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from deepspeed_provider.errors import FieldProblem, SpecError
+
+REQUIRED: Final = -1
+
+
+class ConfigFields:
+    """A config's fields under their present and their older names.
+
+    A reader asks for what it needs and gets a usable number even for a broken field; ``finish``
+    raises :class:`SpecError` with all problems met on the way.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.problems: list[FieldProblem] = []
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    def name_in_use(self, *names: str) -> str | None:
+        """The first of the names that the config has."""
+        return next((name for name in names if name in self.config), None)
+
+    def integer(self, *names: str, default: int = REQUIRED, if_null: int | None = None, minimum: int = 1) -> int:
+        """The first of the fields that the config has; ``default`` where it has none, ``if_null`` for a null."""
+        name = self.name_in_use(*names)
+        value = self.config.get(name) if name is not None else None
+        if value is None:
+            fallback = default if name is None or if_null is None else if_null
+            if fallback != REQUIRED:
+                return fallback
+            self._refuse(name or names[0], value, "is missing", self._wanted(minimum, names))
+            return max(minimum, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            self._refuse(str(name), value, "is not usable", self._wanted(minimum, names[:1]))
+            return max(minimum, 1)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self._refuse(name, value, "is not usable", "Use true or false.")
+        return bool(value)
+
+    def number(self, *names: str, default: float) -> float:
+        """A probability or factor, not negative."""
+        name = self.name_in_use(*names)
+        value = self.config.get(name) if name is not None else None
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            self._refuse(str(name), value, "is not usable", "Use a number of at least 0.")
+            return default
+        return float(value)
+
+    def text(self, *names: str, default: str) -> str:
+        name = self.name_in_use(*names)
+        value = self.config.get(name) if name is not None else None
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self._refuse(str(name), value, "is not usable", f"Use a name such as {default!r}.")
+            return default
+        return value
+
+    def is_set(self, name: str, default: bool) -> bool:
+        """Whether an optional number applies: absent means the default, an explicit null means no."""
+        return self.config[name] is not None if name in self.config else default
+
+    def section(self, *names: str) -> Mapping[str, Any]:
+        """A nested object, empty where there is none."""
+        for name in names:
+            value = self.config.get(name)
+            if isinstance(value, Mapping):
+                return value
+            if value is not None:
+                self._refuse(name, value, "is not usable", "Use an object, or leave it out.")
+        return {}
+
+    def indices(self, name: str) -> frozenset[int]:
+        value = self.config.get(name) or []
+        if not isinstance(value, list | tuple) or any(not isinstance(index, int) for index in value):
+            self._refuse(name, value, "is not usable", "Use a list of layer indices.")
+            return frozenset()
+        return frozenset(value)
+
+    def refuse_unless_divisible(self, name: str, value: int, by_name: str, by: int) -> None:
+        if by and value % by:
+            self._refuse(name, value, f"is not a multiple of {by_name} = {by}", f"Use a multiple of {by}.")
+
+    def finish(self) -> None:
+        if self.problems:
+            raise SpecError(self.problems)
+
+    def _refuse(self, field: str, value: Any, problem: str, suggestion: str) -> None:
+        entry = FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)
+        if entry not in self.problems:
+            self.problems.append(entry)
+
+    @staticmethod
+    def _wanted(minimum: int, names: tuple[str, ...]) -> str:
+        other = f" (also read as {', '.join(names[1:])})" if len(names) > 1 else ""
+        return f"Use a whole number of at least {minimum}{other}."
