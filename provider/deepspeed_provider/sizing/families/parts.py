@@ -159,9 +159,7 @@ def experts_mlp(hidden: int, width: int, num_experts: int) -> tuple[Linear, ...]
     )
 
 
-def rotary_dim(
-    fields: ConfigFields, head_dim: int, *, factor: float = 1.0, legacy: str = "partial_rotary_factor"
-) -> int:
+def rotary_dim(fields: ConfigFields, head_dim: int, *, factor: float = 1.0, key: str = "partial_rotary_factor") -> int:
     """How many of a head's elements are rotated; ``factor`` is the config class's default."""
     nested = fields.section("rope_parameters", "rope_scaling").get("partial_rotary_factor")
     if isinstance(nested, int | float):
