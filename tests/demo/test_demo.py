@@ -164,16 +164,3 @@ def test_bad_input_starts_nothing(tmp_path, words, message):
     assert demo.end(60) == 2
     assert message in " ".join(demo.text.replace("│", " ").split())
     assert not mentioning(str(tmp_path))
-
-
-def test_a_port_in_use_is_one_sentence(tmp_path):
-    import socket
-
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        demo = Demo(tmp_path / "state", "--airflow-port", str(port))
-        assert demo.end(60) == 2
-    assert f"Port {port}, wanted by Airflow, is in use by another program" in " ".join(demo.text.split())
-    assert not mentioning(str(tmp_path))
