@@ -12,6 +12,7 @@ from typing import Any
 from airflow.sdk.exceptions import TaskDeferred
 from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.operators.durable import DurableRunOperator
+from deepspeed_provider.operators.worker_kill import TaskView
 
 from operators.fake_backend import Crash, FakeBackend, FakeClock, FakeCluster
 
@@ -43,9 +44,13 @@ class FakeTaskOperator(DurableRunOperator):
         self.clock = clock
         self.sleep = clock.sleep
         self.payload = payload
+        self.look: Callable[[], TaskView] = lambda: TaskView(state="running")
 
     def get_backend(self) -> FakeBackend:
         return FakeBackend(self.cluster)
+
+    def look_at_task(self, context: Any) -> TaskView:
+        return self.look()
 
     def get_base_uri(self) -> str:
         return "mem://runs"

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 from deepspeed_provider.backends.base import BackendUnavailable, RunState
-from deepspeed_provider.errors import Failure, FailureKind
+from deepspeed_provider.errors import Failure, FailureKind, SpecError
 
 from operators.fake_backend import Crash, FakeCluster, failure_file
 from operators.fake_task import FakeTask, crash_at
@@ -415,6 +415,45 @@ def test_a_deferral_that_failed(error: str, last_try: bool, exception: type, can
         assert len(task.cluster.runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("last_try", "error", "alive"),
+    [
+        pytest.param(False, PermissionError("token revoked"), 1, id="the next try attaches"),
+        pytest.param(True, PermissionError("token revoked"), 0, id="no try left"),
+        pytest.param(False, AirflowFailException("a wrong setting"), 0, id="fails without a retry"),
+        pytest.param(False, SpecError([]), 0, id="the request has become wrong"),
+    ],
+)
+def test_an_unexpected_error_leaves_no_run_unwatched(
+    last_try: bool, error: Exception, alive: int, deferrable: bool
+) -> None:
+    """The attempt that finds the run alive cannot go on with it."""
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    operator = task.new_operator(deferrable=deferrable)
+    task.try_number = task.max_tries + 1 if last_try else 1
+
+    def build_request(*_: Any) -> Any:
+        raise error
+
+    operator.build_request = build_request
+    with pytest.raises(AirflowFailException if isinstance(error, SpecError) else type(error)):
+        operator.execute(task.context())
+    assert task.cluster.alive == alive
+    assert task.record["phase"] == ("closed" if alive == 0 else "submitted")
+
+
+def test_an_error_is_not_hidden_by_a_cluster_that_cannot_be_reached_for_the_cancel() -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), retries=0, max_tries=0)
+    with pytest.raises(TaskDeferred):
+        task.execute(deferrable=True)
+    operator = task.new_operator()
+    operator.get_backend = lambda: (_ for _ in ()).throw(RuntimeError("no such connection"))
+    with pytest.raises(RuntimeError, match="no such connection"):
+        operator.execute(task.context())
+
+
 def test_a_trigger_that_cannot_watch_is_tried_three_times() -> None:
     task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), retries=0, max_tries=0)
     error = {"status": "error", "state": None, "message": "ImportError: x"}
@@ -440,6 +479,8 @@ def test_the_trigger_gets_every_setting() -> None:
         "task": {"dag_id": "dag", "run_id": "manual__1", "task_id": "train", "map_index": -1},
         "deadline_s": task.clock.now_s + 3600,
         "poll_interval_s": 7.0,
+        "mlflow_run_id": None,
+        "tracking_uri": None,
     }
 
 

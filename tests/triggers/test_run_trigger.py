@@ -7,10 +7,12 @@ import asyncio
 import json
 import logging
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deepspeed_provider.backends.base import RunHandle, RunIdentity, RunRequest, RunState
+from deepspeed_provider.runs.tracking import MlflowTracker, mlflow_client
 from deepspeed_provider.triggers.run import MAX_POLL_ERRORS, DurableRunTrigger
 from operators.fake_backend import FakeBackend, FakeClock, FakeCluster, FakeRun
 
@@ -58,7 +60,9 @@ def test_the_end_fires_once(state: RunState) -> None:
 
 
 def test_a_restart_goes_on_from_the_serialised_trigger() -> None:
-    trigger = make_trigger(FakeCluster(), deadline_s=5.0, poll_interval_s=3.0)
+    trigger = make_trigger(
+        FakeCluster(), deadline_s=5.0, poll_interval_s=3.0, mlflow_run_id="m", tracking_uri="http://mlflow"
+    )
     path, kwargs = trigger.serialize()
     module, _, name = path.rpartition(".")
     again = getattr(import_module(module), name)(**json.loads(json.dumps(kwargs)))
@@ -171,7 +175,8 @@ def test_only_a_task_that_has_ended_cancels_its_run(state: str | None, cancels: 
     asyncio.run(trigger.on_kill())
     assert cluster.cancels == cancels
     assert cluster.alive == 1 - cancels
-    assert asked == [{"dag_id": "dag", "task_ids": ["train"], "run_ids": ["r"], "map_index": map_index}]
+    mapped = {} if map_index < 0 else {"map_index": map_index}
+    assert asked == [{"dag_id": "dag", "task_ids": ["train"], "run_ids": ["r"], **mapped}]
 
 
 def test_a_task_that_is_not_found_does_not_cancel() -> None:
@@ -205,6 +210,51 @@ def test_a_cancel_is_repeated_until_the_run_has_stopped() -> None:
     asyncio.run(make_trigger(cluster, get_task_states=get_task_states).on_kill())
     assert cluster.alive == 0
     assert cluster.cancels == 1
+
+
+def make_mlflow_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    monkeypatch.chdir(folder)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    run_id, _ = MlflowTracker(tracking_uri=uri, experiment="e", run_name="n").start(
+        RunIdentity(key="k", generation=1, digest="d")
+    )
+    assert run_id
+    return uri, run_id
+
+
+@pytest.mark.slow
+def test_a_kill_by_a_person_ends_the_mlflow_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, run_id = make_mlflow_run(tmp_path, monkeypatch)
+    state = ["deferred"]
+
+    async def get_task_states(**query: Any) -> dict[str, dict[str, Any]]:
+        return {"r": {"train": state[0]}}
+
+    def status() -> str:
+        return str(mlflow_client(uri).get_run(run_id).info.status)
+
+    trigger = make_trigger(
+        cluster_with(RunState.RUNNING), get_task_states=get_task_states, tracking_uri=uri, mlflow_run_id=run_id
+    )
+    asyncio.run(trigger.on_kill())
+    assert status() == "RUNNING"
+    state[0] = "failed"
+    asyncio.run(trigger.on_kill())
+    assert status() == "KILLED"
+    # A triggerer that was away comes here again when another has finished the run.
+    mlflow_client(uri).set_terminated(run_id, status="FINISHED")
+    asyncio.run(trigger.on_kill())
+    assert status() == "FINISHED"
+
+
+def test_tracking_that_cannot_be_reached_does_not_hinder_the_cancel() -> None:
+    async def get_task_states(**query: Any) -> dict[str, dict[str, Any]]:
+        return {"r": {"train": "failed"}}
+
+    cluster = cluster_with(RunState.RUNNING)
+    dead = {"tracking_uri": "http://127.0.0.1:1", "mlflow_run_id": "0" * 32}
+    asyncio.run(make_trigger(cluster, get_task_states=get_task_states, **dead).on_kill())
+    assert cluster.alive == 0
 
 
 def test_cleanup_leaves_the_run_alone() -> None:

@@ -13,42 +13,38 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
-from deepspeed_provider.backends.base import Backend, RunRequest
+from deepspeed_provider.backends.base import Backend, RunRequest, RunState
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
+from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
+from deepspeed_provider.operators.worker_kill import (
+    STOP_BOUND_SECONDS,
+    KillVerdict,
+    OnWorkerKill,
+    TaskView,
+    WorkerKill,
+    judge_kill,
+)
 from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.driver import RunDriver
 from deepspeed_provider.runs.job import Finished, Job, RunFailed, StillRunning, Tracker
-from deepspeed_provider.runs.record import OnClear, RunRecord
+from deepspeed_provider.runs.record import OnClear, Outcome, RunRecord
 from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker, without_credentials
 from deepspeed_provider.triggers.run import DurableRunTrigger
+from deepspeed_provider.triggers.task_states import ask_task_states, state_of, states_query, task_key
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-RECORD_KEY = "run"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 MAX_TRIGGER_ERRORS = 3
 
-# Airflow kills a worker's task 5 s after asking it to end; the request itself must be out by then.
-WORKER_KILL_BOUND_SECONDS = 4.0
 
-
-class TaskStateRecordStore:
-    """The record under one key of Airflow's task state store: it survives tries and clears."""
-
-    def __init__(self, context: Context) -> None:
-        self._state = context["task_state_store"]
-
-    def load(self) -> RunRecord | None:
-        wire = self._state.get(RECORD_KEY)
-        return RunRecord.from_json(wire) if isinstance(wire, dict) else None
-
-    def save(self, record: RunRecord) -> None:
-        self._state.set(RECORD_KEY, record.to_json())
+class WorkerEnded(AirflowException):
+    """The worker was told to end; what becomes of its run is settled."""
 
 
 class DurableRunOperator(BaseOperator):
@@ -67,9 +63,10 @@ class DurableRunOperator(BaseOperator):
         in both modes, since Airflow's ``execution_timeout`` does not run while a task is deferred.
     :param on_clear: what clearing the task does to a run that is alive: ``attach`` to it, since it was paid
         for, or ``restart``: cancel it and start anew.
-    :param on_worker_kill: ``cancel`` the run when the worker's process is told to end, or ``detach``. A user's
-        kill and a graceful eviction of the worker look the same. In deferrable mode no worker is there to
-        be evicted.
+    :param on_worker_kill: ``cancel`` the run when the worker's process is told to end though Airflow still takes the
+        task for running, as when its machine is emptied, or ``detach``: the next try attaches. A task that a
+        person marks always cancels, one that is cleared follows ``on_clear``. Where Airflow does not say which
+        it was, the run goes on if a next try comes. In deferrable mode no worker is there to be told.
     :param tracking_uri: MLflow server; default: the environment's ``MLFLOW_TRACKING_URI``; neither means
         no tracking.
     :param experiment: MLflow experiment; default: the dag's id.
@@ -90,13 +87,13 @@ class DurableRunOperator(BaseOperator):
         poll_interval: float = 10.0,
         timeout: timedelta | None = None,
         on_clear: str = OnClear.ATTACH.value,
-        on_worker_kill: str = "cancel",
+        on_worker_kill: str = OnWorkerKill.CANCEL.value,
         tracking_uri: str | None = None,
         experiment: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if on_worker_kill not in ("cancel", "detach"):
+        if on_worker_kill not in list(OnWorkerKill):
             raise ValueError(f"on_worker_kill = {on_worker_kill!r}: should be 'cancel' or 'detach'.")
         if on_clear not in list(OnClear):
             raise ValueError(f"on_clear = {on_clear!r}: should be 'attach' or 'restart'.")
@@ -111,7 +108,9 @@ class DurableRunOperator(BaseOperator):
         self.experiment = experiment
         self._backend: Backend | None = None
         self._record: RunRecord | None = None
+        self._kill: WorkerKill | None = None
         self._killed = False
+        self._timed_out = False
 
     def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:
         """What to run. With an empty token it is only digested."""
@@ -141,13 +140,15 @@ class DurableRunOperator(BaseOperator):
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
-        """Called in the worker when its process is told to end, in between any two instructions.
+        """Called when the worker's process is told to end, in between any two instructions of the main thread.
 
-        The main thread may be talking to Airflow's supervisor, so nothing here does.
+        After ``execution_timeout`` Airflow calls it too, then with nothing else to do.
         """
         self._killed = True
-        if self.on_worker_kill == "cancel":
-            self._cancel_from_worker()
+        if self._timed_out:
+            self._stop_from_worker()
+        elif self._kill is not None:
+            self._kill.start()
 
     def get_backend(self) -> Backend:
         return SparkConnectHook(self.spark_connect_conn_id).get_backend()
@@ -181,57 +182,101 @@ class DurableRunOperator(BaseOperator):
             log=self.log,  # type: ignore[arg-type]
         )
 
+    def look_at_task(self, context: Context) -> TaskView:
+        """What Airflow says about this task now. Blocks; raises where it says nothing."""
+        key = task_key(context["ti"])
+        state = state_of(ask_task_states(**states_query(key)), key)
+        return TaskView(state=state, superseded=TaskStateRecordStore(context).load() is None)
+
     def _carry_on(self, context: Context, *, trigger_errors: int, new_execution: bool = False) -> Any:
-        job, driver = self._job(context), self._make_driver(context)
         try:
-            record = driver.open(job, new_execution=new_execution)
-            self._announce(context, record)
-            while True:
-                step = driver.step(job, record)
-                if isinstance(step, Finished):
-                    return self._succeed(step)
-                if step.record.generation != record.generation:
-                    self._announce(context, step.record)
-                record = step.record
-                if self.deferrable:
-                    self._defer(context, record, trigger_errors)
-                self._wait(driver, record)
+            return self._work(context, trigger_errors, new_execution)
         except RunFailed as error:
             self._fail(error)
         except StillRunning as error:
             raise AirflowException(str(error)) from error
-        except SpecError as error:
-            raise AirflowFailException(str(error)) from error
+        except AirflowTaskTimeout:
+            self._timed_out = True
+            raise
+        except Exception as error:
+            final = isinstance(error, SpecError | AirflowFailException)
+            if not self._killed:
+                self._leave_unwatched(context, final=final)
+            if isinstance(error, SpecError):
+                raise AirflowFailException(str(error)) from error
+            raise
+        finally:
+            if self._killed and self._kill is not None:
+                self._kill.wait()
+
+    def _work(self, context: Context, trigger_errors: int, new_execution: bool) -> Any:
+        job, driver = self._job(context), self._make_driver(context)
+        self._kill = WorkerKill(
+            look=lambda: self.look_at_task(context),
+            judge=lambda view: self._judge_kill(view, context),
+            stop=lambda: self._stop_from_worker(job.tracker),
+            log=self.log,
+        )
+        record = driver.open(job, new_execution=new_execution)
+        self._announce(context, record)
+        while True:
+            step = driver.step(job, record)
+            if isinstance(step, Finished):
+                return self._succeed(step)
+            if step.record.generation != record.generation:
+                self._announce(context, step.record)
+            record = step.record
+            if self.deferrable:
+                self._defer(context, job.tracker, record, trigger_errors)
+            self._wait(driver, record)
+
+    def _judge_kill(self, view: TaskView | None, context: Context) -> KillVerdict:
+        return judge_kill(
+            view,
+            on_clear=OnClear(self.on_clear),
+            on_worker_kill=OnWorkerKill(self.on_worker_kill),
+            has_next_try=self._has_next_try(context),
+        )
+
+    def _has_next_try(self, context: Context) -> bool:
+        ti = context["ti"]
+        return bool(self.retries) and ti.try_number <= ti.max_tries
 
     def _checkpoint(self, record: RunRecord | None) -> None:
         """Called by the driver before each of its actions: after a kill there is none."""
         self._record = record or self._record
-        if not self._killed:
+        if not self._killed or self._kill is None:
             return
-        if self.on_worker_kill == "detach":
-            raise AirflowException("The worker was told to end; the run goes on, and the next try attaches to it.")
+        verdict = self._kill.wait()
+        if not verdict.cancel:
+            raise WorkerEnded(f"{verdict.reason}: the run goes on, and the next try attaches to it.")
         # Once more: the first request may have come before the cluster held the run.
-        self._cancel_from_worker()
-        raise AirflowException("The worker was told to end, and the run was cancelled.")
+        self._stop_from_worker()
+        raise WorkerEnded(f"{verdict.reason}: the run was cancelled.")
 
-    def _cancel_from_worker(self) -> None:
+    def _stop_from_worker(self, tracker: Tracker | None = None) -> None:
+        """Cancels the run without a word to Airflow, whose supervisor may be waiting for us. Never raises."""
         backend, record = self._backend, self._record
         if backend is None or record is None or record.outcome is not None:
             return
         stopper = RunDriver(
             # The backend at hand: finding the connection again would ask Airflow's supervisor.
             connect=lambda: backend,
-            store=_NoStore(),
+            store=NoStore(),
             clock=self.clock,
             sleep=self.sleep,
             log=self.log,
-            stop_bound_s=WORKER_KILL_BOUND_SECONDS,
+            stop_bound_s=STOP_BOUND_SECONDS,
             stop_poll_s=0.5,
         )
+        state: RunState | None = None
         try:
-            self.log.info("Run %s has stopped: %s.", record.handle.token[:12], stopper.stop(record))
-        except StillRunning as error:
-            self.log.error("%s", error)
+            state = stopper.stop(record)
+            self.log.info("Run %s has stopped: %s.", record.handle.token[:12], state)
+        except Exception as error:  # noqa: BLE001  (the process ends anyway)
+            self.log.error("Run %s: %s", record.handle.token[:12], error)
+        if tracker is not None and record.mlflow_run_id and state is not RunState.SUCCEEDED:
+            tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
 
     def _wait(self, driver: RunDriver, record: RunRecord) -> None:
         """Blocking mode: shows progress and sleeps, in slices so that a kill is seen."""
@@ -251,36 +296,31 @@ class DurableRunOperator(BaseOperator):
             self._shown = str(progress)
             self.log.info("%s", progress)
 
-    def _defer(self, context: Context, record: RunRecord, trigger_errors: int) -> NoReturn:
-        ti = context["ti"]
+    def _defer(self, context: Context, tracker: Tracker, record: RunRecord, trigger_errors: int) -> NoReturn:
         self.defer(
             trigger=DurableRunTrigger(
                 handle=record.handle.to_json(),
                 spark_connect_conn_id=self.spark_connect_conn_id,
-                task={
-                    "dag_id": ti.dag_id,
-                    "run_id": ti.run_id,
-                    "task_id": ti.task_id,
-                    "map_index": -1 if ti.map_index is None else ti.map_index,
-                },
+                task=task_key(context["ti"]),
                 deadline_s=record.deadline_s,
                 poll_interval_s=self.poll_interval,
+                # Of the run that is ours to end; the evaluation's is the fine-tune's.
+                mlflow_run_id=record.mlflow_run_id if isinstance(tracker, MlflowTracker) else None,
+                tracking_uri=tracker.tracking_uri if isinstance(tracker, MlflowTracker) else None,
             ),
             method_name="resume",
             kwargs={"trigger_errors": trigger_errors},
         )
 
     def _job(self, context: Context) -> Job:
-        ti = context["ti"]
-        map_index = -1 if ti.map_index is None else ti.map_index
-        base_uri = self.get_base_uri()
-        folder = f"{base_uri}/{ti.dag_id}/{ti.task_id}"
+        ti, key = context["ti"], task_key(context["ti"])
+        folder = f"{self.get_base_uri()}/{ti.dag_id}/{ti.task_id}"
 
         def build(token: str, mlflow_run_id: str | None) -> RunRequest:
             return self.build_request(token, f"{folder}/{token[:16] or 'draft'}", mlflow_run_id)
 
         return Job(
-            key="\n".join((ti.dag_id, ti.run_id, ti.task_id, str(map_index))),
+            key="\n".join((ti.dag_id, ti.run_id, ti.task_id, str(key["map_index"]))),
             build=build,
             tracker=self.get_tracker(context),
             timeout_s=None if self.timeout is None else self.timeout.total_seconds(),
@@ -323,30 +363,23 @@ class DurableRunOperator(BaseOperator):
         message = describe(error.failure, error.record)
         raise (AirflowException if error.retryable else AirflowFailException)(message) from error
 
-    def _leave_unwatched(self, context: Context) -> None:
-        """Nobody watches the run any more: the next try will, or it is stopped where there is none."""
-        store = TaskStateRecordStore(context)
-        record = store.load()
-        if record is None or record.outcome is not None:
-            return
-        ti = context["ti"]
-        if self.retries and ti.try_number <= ti.max_tries:
-            self.log.warning("Run %s goes on; the next try attaches to it.", record.handle.token[:12])
-            return
-        self.log.warning("No try is left to watch run %s: cancelling it.", record.handle.token[:12])
+    def _leave_unwatched(self, context: Context, *, final: bool = False) -> None:
+        """Nobody watches the run any more: the next try will, or it is stopped where there is none. Never raises.
+
+        Args:
+            final: the task fails without a retry.
+        """
         try:
-            self._make_driver(context).abandon(self._job(context), record)
-        except StillRunning as error:
-            self.log.error("%s", error)
-
-
-class _NoStore:
-    """For stopping alone, which stores nothing."""
-
-    def load(self) -> RunRecord | None:
-        return None
-
-    def save(self, record: RunRecord) -> None: ...
+            record = TaskStateRecordStore(context).load()
+            if record is None or record.outcome is not None:
+                return
+            if self._has_next_try(context) and not final:
+                self.log.warning("Run %s goes on; the next try attaches to it.", record.handle.token[:12])
+                return
+            self.log.warning("No try is left to watch run %s: cancelling it.", record.handle.token[:12])
+            self._make_driver(context).abandon(self.get_tracker(context), record)
+        except Exception as error:  # noqa: BLE001  (what brought us here is the error to report)
+            self.log.error("The run is left unwatched: %s: %s", type(error).__name__, error)
 
 
 def describe(failure: Failure, record: RunRecord) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunIdentity, RunState, RunStatus
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 from deepspeed_provider.runs import evidence
-from deepspeed_provider.runs.job import Finished, Job, RecordStore, RunFailed, StillRunning, Waiting
+from deepspeed_provider.runs.job import Finished, Job, RecordStore, RunFailed, StillRunning, Tracker, Waiting
 from deepspeed_provider.runs.record import Opening, Outcome, Phase, RunRecord, Verdict, opening, verdict
 
 MAX_ODD_ANSWERS = 5
@@ -77,7 +77,7 @@ class RunDriver:
         if first is Opening.RESTART:
             self._log.info("Cleared with on_clear='restart': stopping run %s first.", _name(record))
             self.stop(record)
-            return self._mint(job, self._close(job, record, Outcome.CANCELLED))
+            return self._mint(job, self._close(job.tracker, record, Outcome.CANCELLED))
         cleared = job.max_tries > record.max_tries
         taken_up = replace(
             record,
@@ -143,10 +143,10 @@ class RunDriver:
                 )
             self._sleep(self._stop_poll_s)
 
-    def abandon(self, job: Job, record: RunRecord, outcome: Outcome = Outcome.CANCELLED) -> None:
+    def abandon(self, tracker: Tracker, record: RunRecord) -> None:
         """Stops a run that nobody will wait for any more, and closes it."""
         self.stop(record)
-        self._close(job, record, outcome)
+        self._close(tracker, record, Outcome.CANCELLED)
 
     def _mint(self, job: Job, before: RunRecord | None, *, replacement: bool = False) -> RunRecord:
         self._checkpoint(before)
@@ -256,7 +256,7 @@ class RunDriver:
     ) -> Finished | RunRecord:
         if stored is not None:
             self._log.warning("The cluster says %s, but the run's result is stored: it succeeded.", status.state)
-            return Finished(record=self._close(job, record, Outcome.SUCCEEDED), result=stored)
+            return Finished(record=self._close(job.tracker, record, Outcome.SUCCEEDED), result=stored)
         try:
             result = self.backend.result(record.handle)
         except FineTuneError as error:
@@ -264,7 +264,7 @@ class RunDriver:
             result = evidence.read_result(files.values(), record.handle.token)
             if result is None:
                 raise self._fail(job, record, error.failure, Outcome.FAILED) from error
-        return Finished(record=self._close(job, record, Outcome.SUCCEEDED), result=result)
+        return Finished(record=self._close(job.tracker, record, Outcome.SUCCEEDED), result=result)
 
     def _diagnose(self, job: Job, record: RunRecord, status: RunStatus) -> RunRecord:
         failure = evidence.cause(self.backend.read_texts(f"{record.handle.output_uri}/failure-rank*.json"))
@@ -298,15 +298,15 @@ class RunDriver:
             job.tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
         return self._mint(job, record, replacement=True)
 
-    def _close(self, job: Job, record: RunRecord, outcome: Outcome) -> RunRecord:
+    def _close(self, tracker: Tracker, record: RunRecord, outcome: Outcome) -> RunRecord:
         record = record.closed(outcome)
         self._store.save(record)
         if record.mlflow_run_id:
-            job.tracker.end(record.mlflow_run_id, outcome)
+            tracker.end(record.mlflow_run_id, outcome)
         return record
 
     def _fail(self, job: Job, record: RunRecord, failure: Failure, outcome: Outcome) -> RunFailed:
-        return RunFailed(failure, self._close(job, record, outcome))
+        return RunFailed(failure, self._close(job.tracker, record, outcome))
 
 
 def _name(record: RunRecord) -> str:

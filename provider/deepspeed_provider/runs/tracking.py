@@ -74,11 +74,7 @@ class MlflowTracker:
             return None, None
 
     def end(self, run_id: str, outcome: Outcome) -> None:
-        try:
-            require_answer(self.tracking_uri)
-            mlflow_client(self.tracking_uri).set_terminated(run_id, status=STATUS[outcome])
-        except Exception as error:  # noqa: BLE001
-            self.log.warning("MLflow run %s could not be marked %s: %s", run_id, STATUS[outcome], error)
+        end_run(self.tracking_uri, run_id, outcome, log=self.log)
 
     def _find_or_create(self, identity: RunIdentity) -> tuple[str, str | None]:
         client = mlflow_client(self.tracking_uri)
@@ -105,6 +101,24 @@ class MlflowTracker:
                 if experiment is None:
                     raise
         return str(experiment.experiment_id)
+
+
+def end_run(
+    tracking_uri: str, run_id: str, outcome: Outcome, *, log: logging.Logger | Any, unless_ended: bool = False
+) -> None:
+    """Marks an MLflow run as ended. Never raises.
+
+    Args:
+        unless_ended: leaves a run alone that somebody has ended already.
+    """
+    try:
+        require_answer(tracking_uri)
+        client = mlflow_client(tracking_uri)
+        if unless_ended and client.get_run(run_id).info.status not in ("RUNNING", "SCHEDULED"):
+            return
+        client.set_terminated(run_id, status=STATUS[outcome])
+    except Exception as error:  # noqa: BLE001  (any failure of tracking must leave the run alone)
+        log.warning("MLflow run %s could not be marked %s: %s", run_id, STATUS[outcome], error)
 
 
 def mlflow_client(tracking_uri: str) -> Any:

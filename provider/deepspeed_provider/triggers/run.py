@@ -13,10 +13,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle
 from deepspeed_provider.runs import evidence
-
-# States in which nobody will attach to the run again. Any other may be a task that was cleared, or
-# moved to another triggerer, whose new attempt already watches the same run (apache/airflow#73454).
-TERMINAL_TASK_STATES = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
+from deepspeed_provider.runs.record import Outcome
+from deepspeed_provider.runs.tracking import end_run
+from deepspeed_provider.triggers.task_states import TERMINAL_TASK_STATES, ask_task_states, state_of, states_query
 
 MAX_POLL_ERRORS = 5
 JITTER = 0.2
@@ -36,6 +35,7 @@ class DurableRunTrigger(BaseTrigger):
     :param task: dag_id, run_id, task_id and map_index of the waiting task.
     :param deadline_s: seconds since the epoch, or None.
     :param poll_interval_s: seconds between two polls, give or take a fifth.
+    :param mlflow_run_id, tracking_uri: the MLflow run to end when the run is cancelled here, or None.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class DurableRunTrigger(BaseTrigger):
         task: Mapping[str, Any],
         deadline_s: float | None = None,
         poll_interval_s: float = 10.0,
+        mlflow_run_id: str | None = None,
+        tracking_uri: str | None = None,
         connect: Connect | None = None,
         get_task_states: GetTaskStates | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -58,6 +60,8 @@ class DurableRunTrigger(BaseTrigger):
         self.task_key = dict(task)
         self.deadline_s = deadline_s
         self.poll_interval_s = poll_interval_s
+        self.mlflow_run_id = mlflow_run_id
+        self.tracking_uri = tracking_uri
         self._connect = connect or self._connect_by_hook
         self._get_task_states = get_task_states or _task_states
         self._sleep = sleep
@@ -75,6 +79,8 @@ class DurableRunTrigger(BaseTrigger):
                 "task": self.task_key,
                 "deadline_s": self.deadline_s,
                 "poll_interval_s": self.poll_interval_s,
+                "mlflow_run_id": self.mlflow_run_id,
+                "tracking_uri": self.tracking_uri,
             },
         )
 
@@ -103,7 +109,8 @@ class DurableRunTrigger(BaseTrigger):
             self.log.info("The task is %s: run %s is left to its next attempt.", state, handle.token[:12])
             return
         self.log.info("The task was set to %s: cancelling run %s.", state, handle.token[:12])
-        await self._cancel_until_stopped(handle)
+        # Together: Airflow bounds this, and a cluster that does not answer must not leave the MLflow run open.
+        await asyncio.gather(self._end_tracking(), self._cancel_until_stopped(handle))
 
     async def cleanup(self) -> None:
         """Runs at every restart of the triggerer, so it leaves the run alone."""
@@ -156,14 +163,13 @@ class DurableRunTrigger(BaseTrigger):
         return await SparkConnectHook(self.spark_connect_conn_id).aget_backend()
 
     async def _task_state(self) -> str | None:
-        key = self.task_key
-        map_index = key.get("map_index", -1)
-        states = await self._get_task_states(
-            dag_id=key["dag_id"], task_ids=[key["task_id"]], run_ids=[key["run_id"]], map_index=map_index
-        )
-        name = key["task_id"] if map_index < 0 else f"{key['task_id']}_{map_index}"
-        state = states.get(key["run_id"], {}).get(name)
-        return None if state is None else str(getattr(state, "value", state))
+        return state_of(await self._get_task_states(**states_query(self.task_key)), self.task_key)
+
+    async def _end_tracking(self) -> None:
+        if self.mlflow_run_id and self.tracking_uri:
+            killed = (self.tracking_uri, self.mlflow_run_id, Outcome.CANCELLED)
+            # A triggerer that was away may come here after the task has succeeded.
+            await asyncio.to_thread(end_run, *killed, log=self.log, unless_ended=True)
 
     async def _cancel_until_stopped(self, handle: RunHandle) -> None:
         """Asks until the cluster says that the run has stopped. Airflow bounds this (``on_kill_timeout``)."""
@@ -189,11 +195,6 @@ class DurableRunTrigger(BaseTrigger):
 
 
 async def _task_states(**query: Any) -> Mapping[str, Mapping[str, Any]]:
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
     from asgiref.sync import sync_to_async
 
-    map_index = query.pop("map_index")
-    if map_index >= 0:
-        query["map_index"] = map_index
-    states: Mapping[str, Mapping[str, Any]] = await sync_to_async(RuntimeTaskInstance.get_task_states)(**query)
-    return states
+    return await sync_to_async(ask_task_states)(**query)
