@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bare_environment import make_bare_environment
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 
 
@@ -11,4 +12,13 @@ def engine(tmp_path_factory):
     """A real Spark Connect server, started once; four ranks fit side by side."""
     home = tmp_path_factory.mktemp("engine")
     with EmbeddedEngine(home, EngineSettings(ranks=4, ui_port=None)) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def bare_engine(tmp_path_factory):
+    """A server whose Python has neither our package, nor Airflow, nor the checkout on its path."""
+    python = make_bare_environment(tmp_path_factory.mktemp("bare") / "venv")
+    home = tmp_path_factory.mktemp("cluster")
+    with EmbeddedEngine(home, EngineSettings(ranks=2, ui_port=None, python=str(python))) as started:
         yield started

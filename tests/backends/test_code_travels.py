@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from bare_environment import make_bare_environment
 from deepspeed_provider.backends.base import RunIdentity, RunRequest, RunState
-from deepspeed_provider.backends.code_archive import training_code
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 from deepspeed_provider.errors import FineTuneError
-from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.runs import evidence
+from deepspeed_provider.training.code_archive import training_code
 from training import tiny_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,11 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def backend(tmp_path_factory):
-    python = make_bare_environment(tmp_path_factory.mktemp("bare") / "venv")
-    home = tmp_path_factory.mktemp("cluster")
-    with EmbeddedEngine(home, EngineSettings(ranks=2, ui_port=None, python=str(python))) as engine:
-        yield SparkConnectBackend(engine.url)
+def backend(bare_engine):
+    return SparkConnectBackend(bare_engine.url)
 
 
 def run(backend, request):

@@ -66,6 +66,26 @@ def test_folder_to_write_and_read_back(folder_uri: str, tmp_path: Path) -> None:
     assert (copy / "sub" / "w").read_text() == "w"
 
 
+def test_files_move_over_others_and_folders_go(folder_uri: str) -> None:
+    private, place = storage.join(folder_uri, "private"), storage.join(folder_uri, "place")
+    assert storage.file_names(place) == []
+    for name, text in (("a", "new a"), ("b", "new b")):
+        storage.write_text(storage.join(private, name), text)
+    storage.write_text(storage.join(private, "below", "c"), "no file of this folder")
+    storage.write_text(storage.join(place, "1"), "old")
+    assert storage.file_names(private) == ["a", "b"]
+    storage.move_file(storage.join(private, "a"), storage.join(place, "1"))
+    storage.move_file(storage.join(private, "b"), storage.join(place, "2"))
+    assert storage.file_names(place) == ["1", "2"]
+    assert storage.read_text(storage.join(place, "1")) == "new a"
+    assert storage.file_names(private) == []
+    storage.remove(private)
+    storage.remove(private)
+    assert not storage.exists(storage.join(private, "below", "c"))
+    storage.remove(storage.join(place, "2"))
+    assert storage.file_names(place) == ["1"]
+
+
 def test_only_one_creator_wins(tmp_path: Path) -> None:
     wins: list[bool] = []
     uri = str(tmp_path / "marker")

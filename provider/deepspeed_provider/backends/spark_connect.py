@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import pickle
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,12 @@ from deepspeed_provider.backends.base import (
     RunState,
     RunStatus,
 )
-from deepspeed_provider.backends.code_archive import build_code_archive, training_code
+from deepspeed_provider.backends.cluster_texts import NoFreeTaskSlot, read_texts
 from deepspeed_provider.backends.connect_wire import CLIENT_TYPE, ConnectWire, WireError
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+from deepspeed_provider.training.code_archive import build_code_archive, training_code
+
+log = logging.getLogger(__name__)
 
 # Spark's names of operation states; a name that is not here is taken as still running.
 STATES = {
@@ -58,6 +60,7 @@ ERROR_PATTERNS: tuple[tuple[str, FailureKind, str], ...] = (
 # gives the whole text out only once.
 RANK_FAILED = re.compile(r"RuntimeError: rank (\d+) failed: (.*)")
 
+# Reading is bounded: whoever waits for progress meanwhile keeps no run alive and sees no deadline.
 READ_TIMEOUT_SECONDS = 20.0
 
 # An operation that is being stopped sends nothing until its processes have gone.
@@ -70,13 +73,18 @@ class SparkConnectBackend:
     Args:
         url: ``sc://host:port/;key=value``; may carry a token, so it is never logged or stored.
         user_id: the same in every process that asks for a run; sessions belong to a user id.
+        read_timeout_seconds: how long ``read_texts`` waits for a task slot.
     """
 
     name = "spark_connect"
 
-    def __init__(self, url: str, user_id: str = "airflow") -> None:
+    def __init__(
+        self, url: str, user_id: str = "airflow", *, read_timeout_seconds: float = READ_TIMEOUT_SECONDS
+    ) -> None:
         self._url = url
         self._user_id = user_id
+        self._read_timeout_seconds = read_timeout_seconds
+        self._said_no_slot = False
 
     def __repr__(self) -> str:
         return f"SparkConnectBackend(user_id={self._user_id!r})"
@@ -148,27 +156,14 @@ class SparkConnectBackend:
             wire.interrupt(handle.ids["session_id"], handle.ids["operation_id"])
 
     def read_texts(self, uri_pattern: str) -> dict[str, str]:
-        from pyspark.errors import AnalysisException, PySparkException
-
-        def read() -> list[Any]:
-            texts = spark.read.text(uri_pattern, wholetext=True)
-            rows: list[Any] = texts.selectExpr("_metadata.file_name AS name", "value").collect()
-            return rows
-
         # A session of its own, released at the end: reading must not touch the run's session.
         with self._session(str(uuid.uuid4()), release=True) as spark:
             try:
-                rows = _bounded(spark, read)
-            except AnalysisException as error:
-                if error.getCondition() == "PATH_NOT_FOUND":
-                    return {}
+                return read_texts(spark, uri_pattern, timeout_seconds=self._read_timeout_seconds)
+            except NoFreeTaskSlot as error:
+                log.log(logging.DEBUG if self._said_no_slot else logging.WARNING, "%s", error)
+                self._said_no_slot = True
                 raise
-            except PySparkException as error:
-                # A file replaced between listing and reading: the next poll reads the new one.
-                if "FILE_NOT_EXIST" in str(error) or "FileNotFoundException" in str(error):
-                    return {}
-                raise
-        return {row["name"]: row["value"] for row in rows}
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
@@ -228,23 +223,6 @@ class SparkConnectBackend:
             raise
         finally:
             spark.stop()
-
-
-def _bounded(spark: Any, read: Callable[[], list[Any]]) -> list[Any]:
-    """What ``read`` returns, or BackendUnavailable after a while.
-
-    Reading is a Spark job and needs a task slot; a training may hold them all for hours, and whoever
-    waits for progress meanwhile would neither keep the run alive nor see its deadline.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
-        try:
-            return reading.result(READ_TIMEOUT_SECONDS)
-        except FutureTimeoutError:
-            spark.interruptAll()
-            raise BackendUnavailable(
-                f"files could not be read within {READ_TIMEOUT_SECONDS:g} s: the cluster has no free task slot"
-            ) from None
 
 
 def _detached_plan(spark: Any, request: RunRequest) -> Any:

@@ -3,7 +3,10 @@
 
 Everything is read, cleaned and written by the cluster; the caller holds a session and opens no path
 of it. A finished folder holds ``train/`` and ``heldout/`` (Parquet, ``prompt`` nullable, ``completion``)
-and ``dataset.json``, which is written last: a folder without a complete one is not a data set.
+and ``dataset.json``, which is written last: a folder without a complete one is not a data set. Rows are
+written to a private folder beside them and moved into place under names that depend on the content
+alone, so that two who prepare the same at once leave the same files. One that is killed leaves its
+private folder (``_preparing-…``), which nobody reads.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ import json
 import logging
 import math
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from . import cleaning, cluster_calls, corpus, sources, storage
+from . import cleaning, cluster_calls, code_archive, corpus, sources, storage
 from .sources import DOCSTRINGS, DatasetError
 
 if TYPE_CHECKING:
@@ -104,13 +108,26 @@ def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
         log.info("Data set %s is prepared already: %s", settings.output_uri, known["fingerprint"])
         return dict(known)
     log.info("Reading %s on the cluster; the data set goes to %s", settings.source, settings.output_uri)
-    rows, skipped = _write_splits(spark, settings, state)
+    private_uri = storage.join(settings.output_uri, f"_preparing-{uuid.uuid4().hex}")
+    try:
+        manifest = _prepare_in(private_uri, spark, settings, state, digest)
+    except BaseException:
+        cluster_calls.call(spark, storage.remove, private_uri)
+        raise
+    return dict(cluster_calls.call(spark, _publish, private_uri, settings.output_uri, manifest))
+
+
+def _prepare_in(
+    private_uri: str, spark: SparkSession, settings: PrepareSettings, state: dict[str, Any], digest: str
+) -> dict[str, Any]:
+    """Writes both splits below ``private_uri`` and returns the manifest of the data set that they make."""
+    rows, skipped = _write_splits(private_uri, spark, settings, state)
     log.info("Rows: %s", ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rows.items()))
     if skipped:
         log.info("Not read: %s", "; ".join(f"{module} ({reason})" for module, reason in skipped.items()))
     log.info("Counting words and tokens of both splits")
-    splits = {split: _measure(spark, settings, split) for split in SPLITS}
-    manifest = {
+    splits = {split: _measure(spark, settings, storage.join(private_uri, split)) for split in SPLITS}
+    return {
         "complete": True,
         "source": settings.source,
         "settings": asdict(settings) | {"modules": list(settings.modules) if settings.modules else None},
@@ -120,8 +137,6 @@ def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
         "splits": splits,
         "skipped": skipped,
     }
-    cluster_calls.call(spark, _write_manifest, settings.output_uri, manifest)
-    return manifest
 
 
 def _check(settings: PrepareSettings) -> None:
@@ -141,8 +156,10 @@ def _check(settings: PrepareSettings) -> None:
 
 
 def _code_digest() -> str:
-    files = cluster_calls.source_files()
-    return cluster_calls.digest_of_code({name: files[name] for name in _DECIDING_MODULES})
+    files = code_archive.archive_members(code_archive.training_code())
+    return code_archive.digest_of_code(
+        {name: content for name, content in files.items() if name.rpartition("/")[2] in _DECIDING_MODULES}
+    )
 
 
 def _source_state(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
@@ -156,7 +173,7 @@ def _source_state(spark: SparkSession, settings: PrepareSettings) -> dict[str, A
 
 
 def _write_splits(
-    spark: SparkSession, settings: PrepareSettings, state: dict[str, Any]
+    private_uri: str, spark: SparkSession, settings: PrepareSettings, state: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Writes both splits; returns row counts by what became of the rows, and skipped modules with reasons."""
     from pyspark.sql.connect import functions as F
@@ -180,8 +197,8 @@ def _write_splits(
                 "give rows with at least two different completions."
             ) from error
         heldout = F.col("score") < threshold
-        _write(rows.where(~heldout), settings, "train", total)
-        _write(rows.where(heldout), settings, "heldout", total)
+        _write(rows.where(~heldout), storage.join(private_uri, "train"), total)
+        _write(rows.where(heldout), storage.join(private_uri, "heldout"), total)
     finally:
         for frame in kept_frames:
             frame.unpersist()
@@ -221,18 +238,18 @@ def _refuse_nothing_kept(settings: PrepareSettings, verdicts: dict[str, int], sk
     )
 
 
-def _write(rows: DataFrame, settings: PrepareSettings, split: str, total: int) -> None:
+def _write(rows: DataFrame, uri: str, total: int) -> None:
     """Rows lie in the order of their hash: equal input gives equal files, and any head of them is a sample."""
     files = math.ceil(total / ROWS_PER_FILE)
     ordered = rows.repartition(files, "key").sortWithinPartitions("key").select("prompt", "completion")
-    ordered.write.mode("overwrite").parquet(storage.join(settings.output_uri, split))
+    ordered.write.parquet(uri)
 
 
-def _measure(spark: SparkSession, settings: PrepareSettings, split: str) -> dict[str, Any]:
+def _measure(spark: SparkSession, settings: PrepareSettings, uri: str) -> dict[str, Any]:
     """Counts of one written split, and ``content``: two 64-bit sums over row hashes, which no order changes."""
     from pyspark.sql.connect import functions as F
 
-    rows = spark.read.parquet(storage.join(settings.output_uri, split))
+    rows = spark.read.parquet(uri)
     text = F.concat_ws(" ", "prompt", "completion")
     row = F.to_json(F.struct("prompt", "completion"))
     measured = rows.agg(
@@ -300,18 +317,43 @@ def _claim(output_uri: str, settings_digest: str) -> dict[str, Any] | None:
 
     Otherwise the folder stops being a data set: what is written next must not be read under an old manifest.
     """
+    known = _manifest(output_uri, settings_digest)
+    if known is None:
+        storage.write_json(storage.join(output_uri, MANIFEST), {"complete": False})
+    return known
+
+
+def _manifest(output_uri: str, settings_digest: str) -> dict[str, Any] | None:
     try:
         manifest = storage.read_json(storage.join(output_uri, MANIFEST))
     except (OSError, ValueError):
-        manifest = {}
-    if manifest.get("complete") and manifest.get("settings_digest") == settings_digest:
-        return dict(manifest)
-    _write_manifest(output_uri, {"complete": False})
-    return None
+        return None
+    complete = manifest.get("complete") and manifest.get("settings_digest") == settings_digest
+    return dict(manifest) if complete else None
 
 
-def _write_manifest(output_uri: str, manifest: dict[str, Any]) -> None:
-    storage.write_json(storage.join(output_uri, MANIFEST), manifest)
+def _publish(private_uri: str, output_uri: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Moves both splits into place and returns the manifest that stands there. Runs on the cluster.
+
+    Another that prepared the same meanwhile and came first is left alone. One that comes in between
+    moves equal files to equal names.
+    """
+    known = _manifest(output_uri, manifest["settings_digest"])
+    if known is None:
+        for split in SPLITS:
+            _move_split(storage.join(private_uri, split), storage.join(output_uri, split))
+        storage.write_json(storage.join(output_uri, MANIFEST), manifest)
+    storage.remove(private_uri)
+    return known or manifest
+
+
+def _move_split(private_uri: str, uri: str) -> None:
+    written = [name for name in storage.file_names(private_uri) if name.endswith(".parquet")]
+    moved = {name: f"part-{number:05d}.parquet" for number, name in enumerate(written)}
+    for name, target in moved.items():
+        storage.move_file(storage.join(private_uri, name), storage.join(uri, target))
+    for stale in set(storage.file_names(uri)) - set(moved.values()):
+        storage.remove(storage.join(uri, stale))
 
 
 def _digest(value: Any) -> str:

@@ -112,6 +112,42 @@ def exists(uri: str) -> bool:
     return bool(filesystem.exists(remote))
 
 
+def file_names(folder_uri: str) -> list[str]:
+    """Names of the files right below a folder, sorted; none where there is no such folder."""
+    path = mounted_path(folder_uri)
+    if path is not None:
+        return sorted(entry.name for entry in path.iterdir() if entry.is_file()) if path.is_dir() else []
+    filesystem, remote = _filesystem(folder_uri)
+    if not filesystem.exists(remote):
+        return []
+    entries = filesystem.ls(remote, detail=True)
+    return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file")
+
+
+def move_file(uri: str, target_uri: str) -> None:
+    """Moves one file, in place of the one at ``target_uri`` if there is one. A reader sees either whole."""
+    source, target = mounted_path(uri), mounted_path(target_uri)
+    if source is not None and target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(source, target)
+        return
+    filesystem, remote = _filesystem(uri)
+    filesystem.mv(remote, _filesystem(target_uri)[1])
+
+
+def remove(uri: str) -> None:
+    """Removes a file, or a folder with all that is in it; one that is not there is fine."""
+    path = mounted_path(uri)
+    if path is None:
+        filesystem, remote = _filesystem(uri)
+        if filesystem.exists(remote):
+            filesystem.rm(remote, recursive=True)
+    elif path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def folder_to_write(uri: str) -> Iterator[Path]:
     """A local folder whose files stand at ``uri`` when the block ends without an exception."""
