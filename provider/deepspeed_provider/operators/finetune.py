@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.backends.code_archive import training_code
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.planning import Hardware, Plan, evaluation_plan, finetune_plan, plan
 from deepspeed_provider.runs.tracking import SharedTracker
 from deepspeed_provider.spec import FineTuneSpec
+from deepspeed_provider.training.code_archive import training_code
 from deepspeed_provider.training.plan import EvaluationSettings, TrackingSettings, TrainingPlan
 
 if TYPE_CHECKING:
