@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
@@ -17,6 +19,12 @@ from deepspeed_provider.spec import FineTuneSpec
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+# Airflow kills a worker's task 5 s after asking it to end: interrupted work has most of that to clean up behind
+# itself, which is work on the cluster too.
+CLEANUP_SECONDS = 3.0
+BETWEEN_INTERRUPTS_SECONDS = 0.2
+INTERRUPTED = "The worker was told to end: the preparation was interrupted."
 
 
 class ValidateSpecOperator(BaseOperator):
@@ -62,7 +70,8 @@ class PrepareDatasetOperator(BaseOperator):
     """Prepares the spec's data on the cluster: cleaned, de-duplicated, split, written as Parquet.
 
     Idempotent: an unchanged source gives the folder that is already there. Blocks its worker, as Spark
-    does the work in minutes. Returns the data set's manifest with ``dataset_uri``.
+    does the work in minutes; ending the task interrupts that work. Returns the data set's manifest with
+    ``dataset_uri``.
 
     :param spec: a mapping of ``FineTuneSpec``'s fields.
     :param base_uri: folder for data sets, reachable from the cluster. Default: the connection's.
@@ -93,6 +102,10 @@ class PrepareDatasetOperator(BaseOperator):
         self.completion_column = completion_column
         self.text_column = text_column
         self.modules = modules
+        self._spark: Any = None
+        self._killed = False
+        # Made with the session: operators are copied, and locks cannot be.
+        self._left_session: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, dataset_digest, prepare
@@ -115,7 +128,7 @@ class PrepareDatasetOperator(BaseOperator):
             cache_uri=f"{base_uri}/cache",
         )
         try:
-            with hook.get_backend().session() as spark:
+            with self._interruptible(hook) as spark:
                 # Equal requests on equal data share a folder; an edited source never meets the old one.
                 folder = f"{settings.output_uri}/{dataset_digest(spark, settings)}"
                 settings = dataclasses.replace(settings, output_uri=folder)
@@ -126,3 +139,43 @@ class PrepareDatasetOperator(BaseOperator):
             "Data set %s: %s rows, fingerprint %s", settings.output_uri, manifest["rows"], manifest["fingerprint"]
         )
         return {**manifest, "dataset_uri": settings.output_uri}
+
+    def on_kill(self) -> None:
+        """Interrupts the Spark work. Called in between any two instructions of the main thread.
+
+        That may be waiting for the cluster and hold locks of the client, so another thread interrupts, and the
+        main thread meets a cancelled operation.
+        """
+        self._killed = True
+        if self._spark is not None:
+            interrupted = (self._spark, self._left_session)
+            threading.Thread(target=self._interrupt, args=interrupted, name="interrupt", daemon=True).start()
+
+    @contextmanager
+    def _interruptible(self, hook: SparkConnectHook) -> Iterator[Any]:
+        """A session whose work ``on_kill`` interrupts."""
+        self._left_session = left_session = threading.Event()
+        try:
+            with hook.get_backend().session() as spark:
+                self._spark = spark
+                if self._killed:
+                    raise AirflowException(INTERRUPTED)
+                yield spark
+        except AirflowException:
+            raise
+        except Exception as error:
+            if self._killed:
+                raise AirflowException(INTERRUPTED) from error
+            raise
+        finally:
+            left_session.set()
+
+    def _interrupt(self, spark: Any, left_session: threading.Event) -> None:
+        """Until the main thread has left the session: it may be in between two operations."""
+        pause_s = 0.0
+        while not left_session.wait(pause_s):
+            try:
+                pause_s = CLEANUP_SECONDS if spark.interruptAll() else BETWEEN_INTERRUPTS_SECONDS
+            except Exception as error:  # noqa: BLE001  (the session may be closing; otherwise ask again)
+                self.log.debug("The Spark work cannot be interrupted: %s", error)
+                pause_s = BETWEEN_INTERRUPTS_SECONDS

@@ -108,6 +108,7 @@ class DurableRunOperator(BaseOperator):
         self.experiment = experiment
         self._backend: Backend | None = None
         self._record: RunRecord | None = None
+        self._tracker: Tracker = NoTracker()
         self._kill: WorkerKill | None = None
         self._killed = False
         self._timed_out = False
@@ -211,10 +212,11 @@ class DurableRunOperator(BaseOperator):
 
     def _work(self, context: Context, trigger_errors: int, new_execution: bool) -> Any:
         job, driver = self._job(context), self._make_driver(context)
+        self._tracker = job.tracker
         self._kill = WorkerKill(
             look=lambda: self.look_at_task(context),
             judge=lambda view: self._judge_kill(view, context),
-            stop=lambda: self._stop_from_worker(job.tracker),
+            stop=self._stop_from_worker,
             log=self.log,
         )
         record = driver.open(job, new_execution=new_execution)
@@ -254,7 +256,7 @@ class DurableRunOperator(BaseOperator):
         self._stop_from_worker()
         raise WorkerEnded(f"{verdict.reason}: the run was cancelled.")
 
-    def _stop_from_worker(self, tracker: Tracker | None = None) -> None:
+    def _stop_from_worker(self) -> None:
         """Cancels the run without a word to Airflow, whose supervisor may be waiting for us. Never raises."""
         backend, record = self._backend, self._record
         if backend is None or record is None or record.outcome is not None:
@@ -275,8 +277,8 @@ class DurableRunOperator(BaseOperator):
             self.log.info("Run %s has stopped: %s.", record.handle.token[:12], state)
         except Exception as error:  # noqa: BLE001  (the process ends anyway)
             self.log.error("Run %s: %s", record.handle.token[:12], error)
-        if tracker is not None and record.mlflow_run_id and state is not RunState.SUCCEEDED:
-            tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
+        if record.mlflow_run_id and state is not RunState.SUCCEEDED:
+            self._tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
 
     def _wait(self, driver: RunDriver, record: RunRecord) -> None:
         """Blocking mode: shows progress and sleeps, in slices so that a kill is seen."""
