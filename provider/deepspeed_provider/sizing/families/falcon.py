@@ -50,10 +50,10 @@ def read(fields: ConfigFields) -> Architecture:
 def _sizes(fields: ConfigFields, new_decoder: bool) -> Sizes:
     hidden = fields.integer(*WIDTH)
     heads = fields.integer(*HEADS)
-    fields.refuse_unless_divisible(WIDTH[0], hidden, HEADS[0], heads)
+    fields.refuse_unless_divides(HEADS[0], heads, WIDTH[0], hidden)
     if new_decoder:
         key_value_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
-        fields.refuse_unless_divisible(HEADS[0], heads, "num_kv_heads", key_value_heads)
+        fields.refuse_unless_divides("num_kv_heads", key_value_heads, HEADS[0], heads)
     else:
         key_value_heads = 1 if fields.flag("multi_query", True) else heads
     return Sizes(

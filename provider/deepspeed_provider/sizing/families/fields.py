@@ -95,9 +95,11 @@ class ConfigFields:
             return frozenset()
         return frozenset(value)
 
-    def refuse_unless_divisible(self, name: str, value: int, by_name: str, by: int) -> None:
-        if by and value % by:
-            self._refuse(name, value, f"is not a multiple of {by_name} = {by}", f"Use a multiple of {by}.")
+    def refuse_unless_divides(self, name: str, value: int, of_name: str, of: int) -> None:
+        """``value`` has to divide ``of``; says nothing where one of them is already refused."""
+        refused = {problem.field for problem in self.problems}
+        if of % value and refused.isdisjoint((name, of_name)):
+            self._refuse(name, value, f"does not divide {of_name} = {of}", f"Use a divisor of {of}.")
 
     def finish(self) -> None:
         if self.problems:

@@ -69,10 +69,10 @@ def read_sizes(
     if grouped:
         default = num_heads if key_value_heads is None else key_value_heads
         key_values = fields.integer(*KEY_VALUE_HEADS, default=default, if_null=num_heads)
-        fields.refuse_unless_divisible(HEADS[0], num_heads, KEY_VALUE_HEADS[0], key_values)
+        fields.refuse_unless_divides(KEY_VALUE_HEADS[0], key_values, HEADS[0], num_heads)
     dim = fields.integer("head_dim", default=head_dim or 0) if own_head_dim else 0
     if not dim:
-        fields.refuse_unless_divisible(WIDTH[0], hidden, HEADS[0], num_heads)
+        fields.refuse_unless_divides(HEADS[0], num_heads, WIDTH[0], hidden)
         dim = hidden // num_heads or 1
     return Sizes(
         vocab=fields.integer("vocab_size", default=vocab),
