@@ -34,26 +34,45 @@ from deepspeed_provider.training import launcher
 result = launcher.main(json.load(open(sys.argv[1])))
 open(sys.argv[2] + os.environ["RANK"], "w").write(json.dumps(result))
 """
-# Many plans in one torchrun: each in a fork of ranks that have imported the libraries already.
+# Many plans in one torchrun: each in a fork of ranks that have imported the libraries already. Frozen, what
+# they imported is left alone by the garbage collections that DeepSpeed forces at each start.
 MANY_SCRIPT = """
-import json, os, sys, traceback
-import deepspeed, peft, torch, transformers
+import gc, importlib, json, os, sys, time, traceback
 from deepspeed_provider.training import launcher
-for wire, port in json.load(open(sys.argv[1])):
+for name in {imports!r}:
+    importlib.import_module(name)
+gc.collect()
+gc.freeze()
+rank = os.environ["RANK"]
+for number, job in enumerate(json.load(open("jobs.json"))):
     child = os.fork()
     if child == 0:
+        log = os.open(f"log{{number}}-{{rank}}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         # A process group of their own for each plan, not the store that the agent keeps for all.
-        os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="False")
-        status = 1
+        os.environ.update(MASTER_PORT=str(job["port"]), TORCHELASTIC_USE_AGENT_STORE="False")
+        status, started_s = 1, time.monotonic()
         try:
-            result = launcher.main(wire)
-            open(f"{sys.argv[2]}{os.environ['RANK']}-{port}", "w").write(json.dumps(result))
+            exec(job["sabotage"], {{"os": os}})
+            result = launcher.main(job["wire"])
+            seconds = time.monotonic() - started_s
+            open(f"returned{{number}}-{{rank}}", "w").write(json.dumps([result, seconds]))
             status = 0
         except BaseException:
             traceback.print_exc()
+        sys.stdout.flush()
         os._exit(status)
     os.waitpid(child, 0)
 """
+MANY_IMPORTS = (
+    *("torch", "torch._dynamo", "functorch.compile", "torch.utils.cpp_extension", "pyarrow.parquet", "pyarrow.dataset"),
+    *("transformers", "transformers.models.llama.modeling_llama", "peft", "deepspeed", "deepspeed.runtime.engine"),
+    *("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3", "deepspeed.ops.op_builder.all_ops"),
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.superoffload.superoffload_stage3"),
+    *("deepspeed.module_inject.auto_ep_layer", "peft.utils.transformers_weight_conversion"),
+    *("deepspeed_provider.training.causal_lm", "deepspeed_provider.training.evaluate"),
+)
 
 
 def make_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Any:
@@ -186,6 +205,8 @@ class Outcome:
     text: str
     output: Path
     returned: dict[int, Any]
+    seconds: float = 0.0
+    """How long the slowest rank took, imports not counted; of ``torchrun_many`` only."""
 
     def read(self, name: str) -> Any:
         return json.loads((self.output / name).read_text())
@@ -218,21 +239,40 @@ def torchrun(
     )
 
 
-def torchrun_many(plans: list[TrainingPlan], scratch: Path, *, processes: int = 2) -> list[Outcome]:
-    """Run plans one after the other, in ranks that pay for importing once. All of them share one text."""
+def torchrun_many(
+    plans: list[TrainingPlan],
+    scratch: Path,
+    *,
+    processes: int = 2,
+    sabotage: dict[int, str] | None = None,
+    also_import: tuple[str, ...] = (),
+) -> list[Outcome]:
+    """Run plans one after the other, in ranks that pay for importing once; each plan has a text of its own.
+
+    ``sabotage`` is code that the ranks of the plan with that number run beforehand.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
-    ports = [free_port() for _ in plans]
-    (scratch / "train.py").write_text(MANY_SCRIPT)
-    wires = [(plan.to_json(), port) for plan, port in zip(plans, ports, strict=True)]
-    (scratch / "plan.json").write_text(json.dumps(wires))
-    done = _start_torchrun(scratch, processes, {}, timeout_s=120 + 40 * len(plans))
-    outcomes = []
-    for plan, port in zip(plans, ports, strict=True):
-        files = {rank: scratch / f"returned{rank}-{port}" for rank in range(processes)}
-        returned = {rank: json.loads(path.read_text()) for rank, path in files.items() if path.exists()}
-        status = done.returncode or (0 if len(returned) == processes else 1)
-        outcomes.append(Outcome(returncode=status, text=done.stdout, output=Path(plan.output_uri), returned=returned))
-    return outcomes
+    jobs = [
+        {"wire": plan.to_json(), "port": free_port(), "sabotage": textwrap.dedent((sabotage or {}).get(number, ""))}
+        for number, plan in enumerate(plans)
+    ]
+    (scratch / "jobs.json").write_text(json.dumps(jobs))
+    (scratch / "train.py").write_text(MANY_SCRIPT.format(imports=(*MANY_IMPORTS, *also_import)))
+    done = _start_torchrun(scratch, processes, {}, timeout_s=300 + 40 * len(plans))
+    assert done.returncode == 0, done.stdout[-6000:]
+    return [_outcome_of_many(scratch, number, plan, processes) for number, plan in enumerate(plans)]
+
+
+def _outcome_of_many(scratch: Path, number: int, plan: TrainingPlan, processes: int) -> Outcome:
+    files = {rank: scratch / f"returned{number}-{rank}" for rank in range(processes)}
+    returned = {rank: json.loads(path.read_text()) for rank, path in files.items() if path.exists()}
+    return Outcome(
+        returncode=0 if len(returned) == processes else 1,
+        text="".join((scratch / f"log{number}-{rank}").read_text() for rank in range(processes)),
+        output=Path(plan.output_uri),
+        returned={rank: result for rank, (result, _) in returned.items()},
+        seconds=max((seconds for _, seconds in returned.values()), default=0.0),
+    )
 
 
 def free_port() -> int:
