@@ -77,15 +77,35 @@ def test_expert_parameters_are_those_of_the_routed_experts():
     ("older", "newer"),
     [
         pytest.param(
-            {"model_type": "RefinedWeb", "vocab_size": 128, "hidden_size": 64, "n_layer": 2, "n_head": 4, "n_head_kv": 2,
-             "new_decoder_architecture": True},
-            {"model_type": "falcon", "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True},
+            {
+                "model_type": "RefinedWeb",
+                "vocab_size": 128,
+                "hidden_size": 64,
+                "n_layer": 2,
+                "n_head": 4,
+                "n_head_kv": 2,
+                "new_decoder_architecture": True,
+            },
+            {
+                "model_type": "falcon",
+                "vocab_size": 128,
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_kv_heads": 2,
+                "new_decoder_architecture": True,
+            },
             id="Falcon before it was in transformers",
         ),
         pytest.param(
             {"model_type": "mpt", "vocab_size": 128, "d_model": 64, "n_layers": 2, "n_heads": 4},
-            {"model_type": "mpt", "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+            {
+                "model_type": "mpt",
+                "vocab_size": 128,
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+            },
             id="MPT",
         ),
         pytest.param(
@@ -94,7 +114,7 @@ def test_expert_parameters_are_those_of_the_routed_experts():
             id="rope_scaling",
         ),
     ],
-)  # fmt: skip
+)
 def test_older_field_names_mean_the_same(older, newer):
     assert architecture(older).parameters == architecture(newer).parameters
     assert architecture(older).rotary_dim == architecture(newer).rotary_dim
@@ -105,8 +125,14 @@ def test_older_field_names_mean_the_same(older, newer):
     [
         pytest.param(
             {**LLAMA, "model_type": "gemma2"},
-            {"norm": NormKind.RMS_UNIT_OFFSET, "residual": Residual.SANDWICH, "logit_softcap": True,
-             "attention_softcap": True, "embedding_scale": True, "activation": "gelu_pytorch_tanh"},
+            {
+                "norm": NormKind.RMS_UNIT_OFFSET,
+                "residual": Residual.SANDWICH,
+                "logit_softcap": True,
+                "attention_softcap": True,
+                "embedding_scale": True,
+                "activation": "gelu_pytorch_tanh",
+            },
             id="gemma2",
         ),
         pytest.param(
@@ -114,23 +140,48 @@ def test_older_field_names_mean_the_same(older, newer):
             {"logit_softcap": False, "attention_softcap": False},
             id="gemma2 without softcaps",
         ),
-        pytest.param({**LLAMA, "model_type": "gemma3_text"},
-                     {"qk_norm": QkNorm.HEAD, "logit_softcap": False, "attention_softcap": False}, id="gemma3"),
-        pytest.param({**LLAMA, "model_type": "gemma", "num_key_value_heads": 4, "hidden_act": "gelu"},
-                     {"activation": "gelu_pytorch_tanh"}, id="gemma's legacy gelu"),
-        pytest.param({**LLAMA, "model_type": "olmo2"},
-                     {"residual": Residual.POST, "qk_norm": QkNorm.WIDTH}, id="olmo2"),
-        pytest.param({"model_type": "gpt2", "vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4},
-                     {"attention_dropout": 0.1, "hidden_dropout": 0.1, "embedding_dropout": 0.1, "rotary_dim": 0,
-                      "position_rows": 1024, "max_positions": 1024}, id="gpt2's dropouts"),
-        pytest.param(PUBLISHED["microsoft/phi-2"]["config"],
-                     {"residual": Residual.PARALLEL, "rotary_dim": 32, "head_bias": True, "gated_mlp": False}, id="phi"),
-        pytest.param(PUBLISHED["facebook/opt-13b"]["config"],
-                     {"position_rows": 2050, "hidden_dropout": 0.1, "activation": "relu"}, id="opt"),
-        pytest.param(PUBLISHED["bigscience/bloom"]["config"],
-                     {"alibi": True, "embedding_norm_parameters": 2 * 14336, "rotary_dim": 0}, id="bloom"),
+        pytest.param(
+            {**LLAMA, "model_type": "gemma3_text"},
+            {"qk_norm": QkNorm.HEAD, "logit_softcap": False, "attention_softcap": False},
+            id="gemma3",
+        ),
+        pytest.param(
+            {**LLAMA, "model_type": "gemma", "num_key_value_heads": 4, "hidden_act": "gelu"},
+            {"activation": "gelu_pytorch_tanh"},
+            id="gemma's legacy gelu",
+        ),
+        pytest.param(
+            {**LLAMA, "model_type": "olmo2"}, {"residual": Residual.POST, "qk_norm": QkNorm.WIDTH}, id="olmo2"
+        ),
+        pytest.param(
+            {"model_type": "gpt2", "vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4},
+            {
+                "attention_dropout": 0.1,
+                "hidden_dropout": 0.1,
+                "embedding_dropout": 0.1,
+                "rotary_dim": 0,
+                "position_rows": 1024,
+                "max_positions": 1024,
+            },
+            id="gpt2's dropouts",
+        ),
+        pytest.param(
+            PUBLISHED["microsoft/phi-2"]["config"],
+            {"residual": Residual.PARALLEL, "rotary_dim": 32, "head_bias": True, "gated_mlp": False},
+            id="phi",
+        ),
+        pytest.param(
+            PUBLISHED["facebook/opt-13b"]["config"],
+            {"position_rows": 2050, "hidden_dropout": 0.1, "activation": "relu"},
+            id="opt",
+        ),
+        pytest.param(
+            PUBLISHED["bigscience/bloom"]["config"],
+            {"alibi": True, "embedding_norm_parameters": 2 * 14336, "rotary_dim": 0},
+            id="bloom",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_activations_depend_on(config, fields):
     found = architecture(config)
     assert {name: getattr(found, name) for name in fields} == fields
@@ -139,20 +190,27 @@ def test_what_activations_depend_on(config, fields):
 @pytest.mark.parametrize(
     ("change", "problems"),
     [
-        pytest.param({"hidden_size": None, "num_hidden_layers": "32", "vocab_size": 0},
-                     {"hidden_size": None, "num_hidden_layers": "32", "vocab_size": 0}, id="three at once"),
+        pytest.param(
+            {"hidden_size": None, "num_hidden_layers": "32", "vocab_size": 0},
+            {"hidden_size": None, "num_hidden_layers": "32", "vocab_size": 0},
+            id="three at once",
+        ),
         pytest.param({"num_attention_heads": 2.5}, {"num_attention_heads": 2.5}, id="not whole"),
         pytest.param({"num_attention_heads": True}, {"num_attention_heads": True}, id="a boolean"),
         pytest.param({"num_attention_heads": 5}, {"num_attention_heads": 5}, id="heads do not divide the width"),
         pytest.param({"num_key_value_heads": 3}, {"num_key_value_heads": 3}, id="groups do not divide the heads"),
         pytest.param({"tie_word_embeddings": "yes"}, {"tie_word_embeddings": "yes"}, id="no flag"),
-        pytest.param({"attention_dropout": "much", "hidden_act": 3},
-                     {"attention_dropout": "much", "hidden_act": 3}, id="no number, no name"),
+        pytest.param(
+            {"attention_dropout": "much", "hidden_act": 3},
+            {"attention_dropout": "much", "hidden_act": 3},
+            id="no number, no name",
+        ),
         pytest.param({"model_type": "phi3", "rope_scaling": "su"}, {"rope_scaling": "su"}, id="no object"),
-        pytest.param({"model_type": "qwen3_moe", "mlp_only_layers": "all"},
-                     {"mlp_only_layers": "all"}, id="no list of layers"),
+        pytest.param(
+            {"model_type": "qwen3_moe", "mlp_only_layers": "all"}, {"mlp_only_layers": "all"}, id="no list of layers"
+        ),
     ],
-)  # fmt: skip
+)
 def test_all_problems_are_named_at_once(change, problems):
     with pytest.raises(SpecError) as caught:
         architecture({**LLAMA, **change})
