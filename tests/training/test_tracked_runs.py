@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from deepspeed_provider.training.plan import TrackingSettings, TrainingPlan
 
 from training import tiny_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 *["--artifacts-destination", str(folder / "artifacts")],
             ],
             cwd=folder,
+            # MLflow's job runner would add eight processes.
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -56,52 +59,71 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-@pytest.fixture
-def tracked(server: str) -> tuple[Any, TrackingSettings]:
+MERGED = {"merged": (True, 2), "adapter-zero3": (False, 3)}
+DEAD = ("refuses", "never answers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs:
+    """What became of all runs, and the MLflow runs that some of them wrote to."""
+
+    outcomes: dict[str, tiny_runs.Outcome]
+    tracking: dict[str, TrackingSettings]
+
+    def result(self, name: str) -> dict[str, Any]:
+        outcome = self.outcomes[name]
+        assert outcome.returncode == 0, outcome.text[-6000:]
+        result: dict[str, Any] = outcome.read("result.json")
+        return result
+
+
+@pytest.fixture(scope="module")
+def runs(server: str, tiny_model: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All runs in ranks that import torch and MLflow once."""
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=server)
-    experiment = client.get_experiment_by_name("fine-tunes")
-    experiment_id = client.create_experiment("fine-tunes") if experiment is None else experiment.experiment_id
-    run = client.create_run(experiment_id)
-    return client, TrackingSettings(tracking_uri=server, run_id=run.info.run_id)
+    experiment_id = client.create_experiment("fine-tunes")
+    root = tmp_path_factory.mktemp("runs")
+    plans: dict[str, TrainingPlan] = {}
+    tracking: dict[str, TrackingSettings] = {}
+    for name, (merge_adapter, stage) in MERGED.items():
+        run = client.create_run(experiment_id)
+        tracking[name] = TrackingSettings(tracking_uri=server, run_id=run.info.run_id)
+        plans[name] = tiny_runs.plan(
+            root / name,
+            tiny_model,
+            tiny_dataset,
+            method="lora",
+            stage=stage,
+            tracking=tracking[name],
+            merge_adapter=merge_adapter,
+            optimization={"learning_rate": 2e-2, "max_steps": 10},
+        )
+        plans[f"{name} evaluated"] = tiny_runs.evaluation_of(plans[name], root / f"{name}-evaluated", generations=3)
+    plans["untracked"] = tiny_runs.plan(root / "untracked", tiny_model, tiny_dataset, method="lora")
+    with socket.socket() as refusing, socket.socket() as silent:
+        for dead in (refusing, silent):
+            dead.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        for name, dead in zip(DEAD, (refusing, silent), strict=True):
+            nowhere = TrackingSettings(tracking_uri=f"http://127.0.0.1:{dead.getsockname()[1]}", run_id="0" * 32)
+            output = root / name.replace(" ", "-")
+            plans[name] = tiny_runs.plan(output, tiny_model, tiny_dataset, method="lora", tracking=nowhere)
+        found = tiny_runs.torchrun_many(
+            list(plans.values()), root / "scratch", also_import=("mlflow", "mlflow.transformers")
+        )
+    return Runs(outcomes=dict(zip(plans, found, strict=True)), tracking=tracking)
 
 
-def run(plan: TrainingPlan, scratch: Path, **env: str) -> dict[str, Any]:
-    outcome = tiny_runs.torchrun(plan.to_json(), scratch, env=env)
-    assert outcome.returncode == 0, outcome.text[-6000:]
-    result: dict[str, Any] = outcome.read("result.json")
-    result["log"] = outcome.text
-    return result
-
-
-@pytest.mark.parametrize(
-    ("merge_adapter", "stage"), [pytest.param(True, 2, id="merged"), pytest.param(False, 3, id="adapter-zero3")]
-)
-def test_run_model_and_evaluation_in_one_mlflow_run(
-    tiny_model: Path,
-    tiny_dataset: Path,
-    tmp_path: Path,
-    tracked: tuple[Any, TrackingSettings],
-    merge_adapter: bool,
-    stage: int,
-) -> None:
+@pytest.mark.parametrize("name", MERGED)
+def test_run_model_and_evaluation_in_one_mlflow_run(runs: Runs, tmp_path: Path, name: str) -> None:
     import mlflow
 
-    client, settings = tracked
-    plan = tiny_runs.plan(
-        tmp_path / "out",
-        tiny_model,
-        tiny_dataset,
-        method="lora",
-        stage=stage,
-        tracking=settings,
-        merge_adapter=merge_adapter,
-        optimization={"learning_rate": 2e-2, "max_steps": 10},
-    )
-    tuned = run(plan, tmp_path / "scratch")
+    settings, (merge_adapter, stage) = runs.tracking[name], MERGED[name]
+    client = mlflow.MlflowClient(tracking_uri=settings.tracking_uri)
+    tuned, evaluated = runs.result(name), runs.result(f"{name} evaluated")
     assert tuned["adapter"] is not merge_adapter
-    evaluated = run(tiny_runs.evaluation_of(plan, tmp_path / "evaluation", generations=3), tmp_path / "scratch")
 
     found = client.get_run(settings.run_id)
     assert found.info.status == "RUNNING"
@@ -138,33 +160,12 @@ def test_run_model_and_evaluation_in_one_mlflow_run(
     assert isinstance(served.predict(["What is 48 plus one?"])[0], str)
 
 
-@pytest.fixture(scope="module")
-def untracked(
-    tiny_model: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], float]:
-    """The same run without tracking, and the seconds it took."""
-    folder = tmp_path_factory.mktemp("untracked")
-    started_s = time.monotonic()
-    plan = tiny_runs.plan(folder / "out", tiny_model, tiny_dataset, method="lora")
-    return run(plan, folder / "scratch"), time.monotonic() - started_s
-
-
-@pytest.mark.parametrize("kind", ["refuses", "never answers"])
-def test_a_dead_server_changes_nothing_but_a_warning(
-    tiny_model: Path, tiny_dataset: Path, tmp_path: Path, untracked: tuple[dict[str, Any], float], kind: str
-) -> None:
-    with socket.socket() as dead:
-        dead.bind(("127.0.0.1", 0))
-        if kind == "never answers":
-            dead.listen(16)
-        settings = TrackingSettings(tracking_uri=f"http://127.0.0.1:{dead.getsockname()[1]}", run_id="0" * 32)
-        started_s = time.monotonic()
-        plan = tiny_runs.plan(tmp_path / "out", tiny_model, tiny_dataset, method="lora", tracking=settings)
-        tracked = run(plan, tmp_path / "scratch")
-        seconds = time.monotonic() - started_s
+@pytest.mark.parametrize("name", DEAD)
+def test_a_dead_server_changes_nothing_but_a_warning(runs: Runs, name: str) -> None:
+    tracked, untracked = runs.result(name), runs.result("untracked")
     assert tracked["mlflow_model_uri"] is None
-    assert tracked["log"].count("training goes on without") == 1
-    for name in ("train_loss", "eval_loss", "first_train_loss"):
-        assert tracked["metrics"][name] == untracked[0]["metrics"][name]
-    # Importing MLflow, and a few requests of five seconds each.
-    assert seconds < untracked[1] + 45
+    assert runs.outcomes[name].text.count("training goes on without") == 1
+    for metric in ("train_loss", "eval_loss", "first_train_loss"):
+        assert tracked["metrics"][metric] == untracked["metrics"][metric]
+    # A few requests of five seconds each.
+    assert runs.outcomes[name].seconds < runs.outcomes["untracked"].seconds + 45
