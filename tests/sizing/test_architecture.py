@@ -44,6 +44,26 @@ def test_published_models_have_their_exact_counts(name):
         assert module_weights(found) == row["params_in_nn_linear_excl_lm_head"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden", "width", "layers", "vocab"),
+    [
+        ("Qwen/Qwen-1_8B(as qwen2)", 2048, 11008, 24, 151936),
+        ("Qwen/Qwen-7B(as qwen2)", 4096, 22016, 32, 151936),
+        ("Qwen/Qwen-14B(as qwen2)", 5120, 27392, 40, 152064),
+    ],
+)
+def test_the_first_qwen_counts_as_its_twin_in_transformers(name, hidden, width, layers, vocab):
+    config = {
+        "model_type": "qwen",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 128,
+    }
+    assert architecture(config).parameters == PUBLISHED[name]["exact_params_meta"]
+
+
 @pytest.mark.parametrize(("model", "seq_len", "n_params"), MPT["n_params"])
 def test_mpt_as_its_makers_count_it(model, seq_len, n_params):
     """Biases and learned positions, which the published benchmark's models have and transformers' have not."""
@@ -238,6 +258,9 @@ def test_a_missing_field_is_named_with_what_would_work():
         pytest.param({"model_type": "whisper"}, id="whisper"),
         pytest.param({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, id="mamba"),
         pytest.param({"model_type": "gemma3", "text_config": LLAMA, "vision_config": {"depth": 2}}, id="gemma3"),
+        pytest.param(
+            {"model_type": "granite_speech", "text_config": LLAMA, "encoder_config": {"hidden_dim": 8}}, id="speech"
+        ),
         pytest.param({**LLAMA, "model_type": "somebody's", "vision_config": {"depth": 2}}, id="unknown, with eyes"),
         pytest.param({**LLAMA, "model_type": "somebody's", "is_encoder_decoder": True}, id="unknown, with encoder"),
     ],

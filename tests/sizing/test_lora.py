@@ -83,14 +83,14 @@ def counted_by_peft(config: dict[str, Any], targets: str | list[str], rank: int)
     return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", TINY)
 def test_all_linear_is_what_peft_adapts(name):
     found = adapters(architecture(TINY[name]), rank=4, targets="all-linear")
     assert found.parameters == counted_by_peft(TINY[name], "all-linear", 4)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

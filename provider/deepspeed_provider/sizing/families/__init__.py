@@ -23,6 +23,7 @@ __all__ = ["READERS", "architecture", "from_parameter_count"]
 READERS: Final[Mapping[str, Callable[[ConfigFields], Architecture]]] = MappingProxyType(
     {
         **dict.fromkeys(llama.KIN, llama.read),
+        "qwen": llama.read_first_qwen,
         "mixtral": experts.read_mixtral,
         "qwen2_moe": experts.read_qwen2_moe,
         "qwen3_moe": experts.read_qwen3_moe,

@@ -7,6 +7,8 @@ in a module of its own: neither is an nn.Linear, so neither is quantised, nor fo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deepspeed_provider.sizing.architecture import Architecture, Experts, Layer, Linear, QkNorm
 from deepspeed_provider.sizing.families.fields import ConfigFields
 from deepspeed_provider.sizing.families.llama import Kin, assemble, qk_norm_parameters
@@ -30,7 +32,7 @@ def read_mixtral(fields: ConfigFields) -> Architecture:
             width=width,
         ),
     )
-    return assemble(fields, sizes, kin, (layer,))
+    return replace(assemble(fields, sizes, kin, (layer,)), routes_in_fp32=True)
 
 
 def read_qwen2_moe(fields: ConfigFields) -> Architecture:

@@ -42,6 +42,7 @@ def read(fields: ConfigFields) -> Architecture:
         final_norm_parameters=2 * sizes.hidden,
         tied_embeddings=fields.flag("tie_word_embeddings", True),
         alibi=alibi,
+        broadcasts_key=sizes.key_value_heads == 1 and not new_decoder,
         attention_dropout=fields.number("attention_dropout", default=0.0),
         hidden_dropout=fields.number("hidden_dropout", default=0.0),
     )

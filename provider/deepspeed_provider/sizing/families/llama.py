@@ -12,9 +12,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from deepspeed_provider.sizing.architecture import Architecture, Layer, NormKind, QkNorm, Residual
+from deepspeed_provider.sizing.architecture import Architecture, Layer, Linear, NormKind, QkNorm, Residual
 from deepspeed_provider.sizing.families.fields import REQUIRED, ConfigFields
-from deepspeed_provider.sizing.families.parts import Sizes, gated_mlp, read_sizes, split_attention
+from deepspeed_provider.sizing.families.parts import (
+    Sizes,
+    fused_attention,
+    gated_mlp,
+    read_sizes,
+    split_attention,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,27 @@ def read(fields: ConfigFields) -> Architecture:
         intermediate_size=width,
     )
     return assemble(fields, sizes, kin, (layer,))
+
+
+def read_first_qwen(fields: ConfigFields) -> Architecture:
+    """Qwen 1, whose code comes with the model: one biased query-key-value matrix, an MLP of half the width named."""
+    sizes = read_sizes(fields, grouped=False, own_head_dim=False)
+    width = fields.integer("intermediate_size", minimum=2) // 2
+    hidden = sizes.hidden
+    query_key_value, output = fused_attention(sizes, module="c_attn", out="c_proj", bias=True)
+    mlp = (
+        Linear(role="gate", module="w2", in_features=hidden, out_features=width),
+        Linear(role="up", module="w1", in_features=hidden, out_features=width),
+        Linear(role="down", module="c_proj", in_features=width, out_features=hidden),
+    )
+    layer = Layer(
+        count=sizes.layers,
+        linears=(query_key_value, replace(output, bias=False), *mlp),
+        norm_parameters=2 * hidden,
+        num_norms=2,
+        intermediate_size=width,
+    )
+    return assemble(fields, sizes, Kin(positions=8192), (layer,))
 
 
 def assemble(fields: ConfigFields, sizes: Sizes, kin: Kin, layers: tuple[Layer, ...]) -> Architecture:

@@ -67,6 +67,7 @@ def read_phi3(fields: ConfigFields) -> Architecture:
         activation=fields.text("hidden_act", default="silu"),
         gated_mlp=True,
         rotary_dim=rotary_dim(fields, sizes.head_dim),
+        rotary_concatenates=True,
         final_norm_parameters=sizes.hidden,
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         attention_dropout=fields.number("attention_dropout", default=0.0),

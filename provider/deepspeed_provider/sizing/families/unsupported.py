@@ -53,6 +53,9 @@ _MODEL_TYPES: Final = (
     ),
 )
 
+# Sections that say nothing of another modality.
+_OWN: Final = frozenset({"text_config", "quantization_config", "generation_config", "attn_config"})
+
 _WORKS: Final = (
     "Only decoder-only causal language models are sized (llama, mistral, mixtral, qwen2, qwen3, gemma, phi, falcon, "
     "gpt2, ...); give the text model's own config, or a parameter count."
@@ -71,10 +74,24 @@ def refuse_if_unsupported(config: Mapping[str, Any]) -> None:
 
 
 def _kind(config: Mapping[str, Any], model_type: str) -> str | None:
-    for kind, pattern in _MODEL_TYPES:
-        if re.search(pattern, model_type):
-            return kind
+    return _kind_by_type(model_type) or _kind_by_sections(config)
+
+
+def _kind_by_type(model_type: str) -> str | None:
+    return next((kind for kind, pattern in _MODEL_TYPES if re.search(pattern, model_type)), None)
+
+
+def _kind_by_sections(config: Mapping[str, Any]) -> str | None:
     for section, kind in _SECTIONS.items():
         if config.get(section):
             return kind
-    return "an encoder-decoder model" if config.get("is_encoder_decoder") is True else None
+    if config.get("is_encoder_decoder") is True:
+        return "an encoder-decoder model"
+    others = [
+        name for name, value in config.items() if name.endswith("_config") and name not in _OWN and _is_model(value)
+    ]
+    return "a model of several parts" if "text_config" in config and others else None
+
+
+def _is_model(section: Any) -> bool:
+    return isinstance(section, Mapping) and bool(section)
