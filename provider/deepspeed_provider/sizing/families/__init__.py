@@ -40,6 +40,7 @@ READERS: Final[Mapping[str, Callable[[ConfigFields], Architecture]]] = MappingPr
         "gpt_neox": gpt.read_gpt_neox,
         "gpt2": gpt.read_gpt2,
         "gpt_bigcode": gpt.read_gpt2,
+        "gpt_neo": gpt.read_gpt_neo,
         "gptj": gpt.read_gptj,
         "opt": gpt.read_opt,
         "bloom": gpt.read_bloom,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPT line: GPT-2, GPT-BigCode, GPT-J, GPT-NeoX and Pythia, OPT, BLOOM, MPT."""
+"""The GPT line: GPT-2, GPT-BigCode, GPT-Neo, GPT-J, GPT-NeoX and Pythia, OPT, BLOOM, MPT."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ def read_gpt2(fields: ConfigFields) -> Architecture:
         attention_dropout=fields.number("attn_pdrop", default=0.1),
         hidden_dropout=fields.number("resid_pdrop", default=0.1),
         embedding_dropout=fields.number("embd_pdrop", default=0.1),
+    )
+
+
+def read_gpt_neo(fields: ConfigFields) -> Architecture:
+    sizes = read_sizes(fields, grouped=False, own_head_dim=False)
+    width = fields.integer("intermediate_size", default=4 * sizes.hidden)
+    linears = split_attention(sizes, out_bias=True, out="out_proj") + plain_mlp(
+        sizes.hidden, width, up="c_fc", down="c_proj", bias=True
+    )
+    return Architecture(
+        **sizes.common(fields, positions=2048),
+        **_layer_norms(sizes, linears, width),
+        residual=Residual.PRE,
+        activation=fields.text("activation_function", default="gelu_new"),
+        gated_mlp=False,
+        position_rows=fields.integer("max_position_embeddings", default=2048),
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        attention_dropout=fields.number("attention_dropout", default=0.0),
+        hidden_dropout=fields.number("resid_dropout", default=0.0),
+        embedding_dropout=fields.number("embed_dropout", default=0.0),
     )
 
 

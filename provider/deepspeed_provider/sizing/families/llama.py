@@ -39,11 +39,13 @@ class Kin:
     mlp_bias: bool | str = False
     norm: NormKind = NormKind.RMS
     norms: int = 2
+    bare_norms: bool = False  # norms without weights
     residual: Residual = Residual.PRE
     qk_norm: QkNorm = QkNorm.NONE
     tied: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
+    qk_norm_flag: str = ""  # decides on a norm of each head's own weights
     positions: int = 2048
     embedding_scale: bool = False
     final_softcap: bool = False
@@ -74,6 +76,7 @@ KIN: Final[Mapping[str, Kin]] = MappingProxyType(
         "llama": Kin(mlp_bias="mlp_bias"),
         "mistral": Kin(key_value_heads=8, qkv_bias=False, out_bias=False, positions=131_072),
         "ministral": Kin(key_value_heads=8, qkv_bias=False, out_bias=False, positions=131_072),
+        "ministral3": Kin(key_value_heads=8, head_dim=128, qkv_bias=False, out_bias=False, positions=262_144),
         "qwen2": Kin(key_value_heads=32, qkv_bias=True, out_bias=False, positions=32_768),
         "qwen3": Kin(key_value_heads=32, head_dim=128, qk_norm=QkNorm.HEAD, positions=32_768),
         "gemma": _GEMMA,
@@ -91,6 +94,10 @@ KIN: Final[Mapping[str, Kin]] = MappingProxyType(
         # Multiplies by the weight before it casts back, as Gemma does: fp32 throughout.
         "olmo2": Kin(norm=NormKind.RMS_UNIT_OFFSET, residual=Residual.POST, qk_norm=QkNorm.WIDTH),
         "olmo3": Kin(norm=NormKind.RMS_UNIT_OFFSET, residual=Residual.POST, qk_norm=QkNorm.WIDTH),
+        "olmo": Kin(norm=NormKind.LAYER, bare_norms=True),
+        # Their LayerNorm without bias is written out in fp32, like an RMS norm.
+        "cohere": Kin(norms=1, residual=Residual.PARALLEL, tied=True, positions=8192, qk_norm_flag="use_qk_norm"),
+        "cohere2": Kin(norms=1, residual=Residual.PARALLEL, tied=True, positions=8192),
         "smollm3": Kin(key_value_heads=4, mlp_bias="mlp_bias", tied=True, positions=32_768),
         "granite": Kin(mlp_bias="mlp_bias", embedding_scale=True),
     }
@@ -104,10 +111,13 @@ def read(fields: ConfigFields) -> Architecture:
     )
     width = fields.integer("intermediate_size")
     attention = split_attention(sizes, bias=_decided(fields, kin.qkv_bias), out_bias=_decided(fields, kin.out_bias))
+    own_qk_norms = bool(kin.qk_norm_flag) and fields.flag(kin.qk_norm_flag, False)
+    kin = replace(kin, qk_norm=QkNorm.HEAD) if own_qk_norms else kin
+    qk_norms = sizes.query + sizes.key_value if own_qk_norms else qk_norm_parameters(kin.qk_norm, sizes)
     layer = Layer(
         count=sizes.layers,
         linears=attention + gated_mlp(sizes.hidden, width, bias=_decided(fields, kin.mlp_bias)),
-        norm_parameters=kin.norms * sizes.hidden + qk_norm_parameters(kin.qk_norm, sizes),
+        norm_parameters=(0 if kin.bare_norms else kin.norms * sizes.hidden) + qk_norms,
         num_norms=kin.norms,
         intermediate_size=width,
     )
@@ -146,7 +156,7 @@ def assemble(fields: ConfigFields, sizes: Sizes, kin: Kin, layers: tuple[Layer, 
         gated_mlp=True,
         qk_norm=kin.qk_norm,
         rotary_dim=sizes.head_dim,
-        final_norm_parameters=sizes.hidden,
+        final_norm_parameters=0 if kin.bare_norms else sizes.hidden,
         tied_embeddings=fields.flag("tie_word_embeddings", kin.tied),
         logit_softcap=fields.is_set("final_logit_softcapping", kin.final_softcap),
         attention_softcap=fields.is_set("attn_logit_softcapping", kin.attention_softcap),
