@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decoder layer, and the head with its loss, as tape programs.
+
+They follow the model code of transformers 5.24 and PEFT 0.21, operation by operation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from deepspeed_provider.sizing.architecture import Architecture, Experts, Layer, Linear, NormKind, QkNorm, Residual
+from deepspeed_provider.sizing.tape import Tape, Value
+
+FP32 = 4
+LABEL = 8  # bytes of one token's label
+# torchtune's default number of chunks of its chunked cross-entropy.
+LOSS_CHUNKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How the layers run: sizes, widths in bytes per element, and what is trained."""
+
+    micro_batch_size: int
+    sequence_length: int
+    compute_width: int = 2  # of weights and matrix products
+    stream_width: int = 2  # of embeddings, norms and the residual stream
+    head_width: int = 2  # of the output head and the logits
+    trains_base: bool = True
+    adapter_width: int = FP32
+    adapter_ranks: tuple[tuple[str, int], ...] = ()  # (role of the linear, rank)
+    adapter_dropout: bool = False
+    quantised: bool = False
+    keeps_quantised_inputs: bool = False
+    attention: str = "sdpa"  # eager, sdpa, flash
+    loss: str = "full"  # full, chunked, fused
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch_size * self.sequence_length
+
+
+def layer_tape(architecture: Architecture, layer: Layer, mode: Mode) -> Tape:
+    """The program of one layer, from the residual stream to the residual stream."""
+    return _LayerProgram(architecture, layer, mode).write()
+
+
+class _LayerProgram:
+    def __init__(self, architecture: Architecture, layer: Layer, mode: Mode) -> None:
+        self.a, self.layer, self.mode, self.tape = architecture, layer, mode, Tape()
+        self.tokens, self.ranks = mode.tokens, dict(mode.adapter_ranks)
+
+    def write(self) -> Tape:
+        x = self.tape.input(self.tokens * self.a.hidden_size, self.mode.stream_width, needs_grad=True)
+        if self.a.residual is Residual.PARALLEL:
+            self._parallel(x)
+        else:
+            x = self._branch(x, self._attention)
+            self._branch(x, self._mlp)
+        return self.tape
+
+    def _branch(self, x: Value, body) -> Value:  # type: ignore[no-untyped-def]
+        before = self.a.residual in (Residual.PRE, Residual.SANDWICH)
+        after = self.a.residual in (Residual.POST, Residual.SANDWICH)
+        inner = body(self._norm(x) if before else x)
+        inner = self._norm(inner) if after else self._dropout(inner, self.a.hidden_dropout)
+        return self.tape.add(x, inner)
+
+    def _parallel(self, x: Value) -> None:
+        first = self._norm(x)
+        second = self._norm(x) if self.layer.num_norms > 1 else first
+        attention = self._dropout(self._attention(first), self.a.hidden_dropout)
+        mlp = self._dropout(self._mlp(second), self.a.hidden_dropout)
+        self.tape.add(self.tape.add(mlp, attention), x)
+
+    def _norm(self, x: Value) -> Value:
+        return norm(self.tape, x, self.a.norm, trained=self.mode.trains_base, width=self.a.hidden_size)
+
+    def _dropout(self, x: Value, probability: float) -> Value:
+        if not probability:
+            return x
+        return self.tape.op((x,), x.elements, x.width, extra_saved=x.elements)
+
+    # attention
+
+    def _attention(self, x: Value) -> Value:
+        query, key, value = self._projections(x)
+        query, key = self._qk_norm(query), self._qk_norm(key)
+        query, key = self._rotary(query), self._rotary(key)
+        mode = self.mode
+        alone = self.a.broadcasts_key and mode.attention != "eager"
+        if mode.attention != "flash" and self.a.num_key_value_heads < self.a.num_heads and not alone:
+            key, value = self._expand(key), self._expand(value)
+        if mode.attention == "eager":
+            out = self._eager(query, key, value)
+        elif mode.attention == "sdpa" and self.a.broadcasts_key:
+            out = self._math(query, key, value)
+        else:
+            out = self._fused(query, key, value)
+        if mode.attention == "sdpa" and self.a.concatenates_query:
+            # Put together from turned and unturned halves, the query lies head by head; so does then
+            # the output, and the output projection needs it token by token.
+            out = self.tape.op((out,), out.elements, out.width)
+        out = self._linear(out, "o")
+        self.tape.keep_until_here(x, query, key, value)
+        return out
+
+    def _projections(self, x: Value) -> tuple[Value, Value, Value]:
+        q, kv = self.tokens * self.a.query_width, self.tokens * self.a.key_value_width
+        if self.layer.linear("qkv") is None:
+            return self._linear(x, "q"), self._linear(x, "k"), self._linear(x, "v")
+        fused = self._linear(x, "qkv")
+        return self._part(fused, q), self._part(fused, kv), self._part(fused, kv)
+
+    def _part(self, source: Value, elements: int) -> Value:
+        """A slice: shares storage forward; its gradient is put into one as large as the source."""
+        part = self.tape.view(source, elements)
+        self.tape.nodes[-1].passes_gradient = False
+        return part
+
+    def _qk_norm(self, x: Value) -> Value:
+        if self.a.qk_norm is QkNorm.NONE:
+            return x
+        width = self.a.head_dim if self.a.qk_norm is QkNorm.HEAD else x.elements // self.tokens
+        return norm(self.tape, x, self.a.norm, trained=self.mode.trains_base, width=width)
+
+    def _rotary(self, x: Value) -> Value:
+        """x * cos + rotate_half(x) * sin: keeps only the shared tables."""
+        if not self.a.rotary_dim:
+            return x
+        return self.tape.op((x,), x.elements, x.width, forward_temp=2 * x.bytes, backward_temp=2 * x.bytes)
+
+    def _expand(self, x: Value) -> Value:
+        """Key or value heads repeated to as many as there are query heads; one head alone is only looked at again."""
+        if self.a.num_key_value_heads == 1:
+            return self._part(x, self.tokens * self.a.query_width)
+        return self.tape.op((x,), self.tokens * self.a.query_width, x.width)
+
+    def _fused(self, query: Value, key: Value, value: Value) -> Value:
+        """Flash or memory-efficient kernel: keeps inputs, output, log-sum-exp, and SDPA also its mask."""
+        mode = self.mode
+        mask = mode.tokens * mode.sequence_length * query.width if mode.attention == "sdpa" else 0
+        statistics = mode.tokens * self.a.num_heads * FP32
+        return self.tape.op(
+            (query, key, value),
+            mode.tokens * self.a.query_width,
+            query.width,
+            saved=(query, key, value),
+            saves_output=True,
+            extra_saved=mask + statistics,
+        )
+
+    def _math(self, query: Value, key: Value, value: Value) -> Value:
+        """SDPA without a fused kernel: everything in fp32."""
+        tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
+        wide = tuple(tape.op((tape.cast(x, FP32),), x.elements, FP32) for x in (query, key))
+        value_wide = tape.cast(value, FP32)
+        weights = tape.op(wide, scores, FP32, saved=wide)
+        weights = tape.add(weights, Value(0, FP32, False))  # mask
+        weights = tape.op((weights,), scores, FP32, saves_output=True)
+        out = tape.op((weights, value_wide), query.elements, FP32, saved=(weights, value_wide))
+        return tape.cast(out, query.width)
+
+    def _eager(self, query: Value, key: Value, value: Value) -> Value:
+        tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
+        weights = tape.op((query, key), scores, query.width, saved=(query, key))
+        weights = tape.op((weights,), scores, query.width)  # scaling
+        if self.a.attention_softcap:
+            weights = tape.op((weights,), scores, query.width)
+            weights = tape.op((weights,), scores, query.width, saves_output=True)
+            weights = tape.op((weights,), scores, query.width)
+        weights = tape.add(weights, Value(0, query.width, False))  # mask
+        weights = tape.op((weights,), scores, FP32, saves_output=True)
+        weights = tape.cast(weights, query.width)
+        weights = self._dropout(weights, self.a.attention_dropout)
+        return tape.op((weights, value), self.tokens * self.a.query_width, query.width, saved=(weights, value))
+
+    # MLP
+
+    def _mlp(self, x: Value) -> Value:
+        out = self._feed_forward(x)
+        self.tape.keep_until_here(x)
+        return out
+
+    def _feed_forward(self, x: Value) -> Value:
+        return self._dense(x) if self.layer.experts is None else self._experts(x, self.layer.experts)
+
+    def _dense(self, x: Value) -> Value:
+        if not self.a.gated_mlp:
+            return self._linear(self._activation(self._linear(x, "up")), "down")
+        if self.layer.linear("gate_up") is not None:
+            fused = self._linear(x, "gate_up")
+            gate, up = self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
+        else:
+            gate = self._linear(x, "gate")
+            gate, up = self._activation(gate), self._linear(x, "up")
+            return self._linear(self._product(gate, up), "down")
+        return self._linear(self._product(self._activation(gate), up), "down")
+
+    def _experts(self, x: Value, experts: Experts) -> Value:
+        """Each token's row is copied once for each of its experts; experts run as grouped products."""
+        tape, mode = self.tape, self.mode
+        rows = self.tokens * experts.experts_per_token
+        trained = mode.trains_base or bool(self.ranks.get("gate_up") or self.ranks.get("down"))
+        logits = self._linear(x, "router")
+        scores = tape.op((logits,), logits.elements, FP32, saves_output=True)
+        router_width = FP32 if self.a.routes_in_fp32 else x.width
+        picked = tape.op((scores,), rows, router_width, extra_saved=rows * 8)
+        selected = tape.op((x,), rows * self.a.hidden_size, x.width, extra_saved=2 * rows * 8)
+        fused = self._grouped(selected, "gate_up", trained)
+        gate, up = self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
+        out = self._grouped(self._product(self._activation(gate), up), "down", trained)
+        weighted = tape.op((out, picked), out.elements, max(out.width, router_width), saved=(out, picked))
+        ordered = tape.op((weighted,), weighted.elements, weighted.width, extra_saved=rows * 8)
+        total = tape.cast(tape.op((ordered,), x.elements, ordered.width), x.width)
+        return tape.add(total, self._shared_expert(x)) if experts.shared_width else total
+
+    def _grouped(self, x: Value, role: str, trained: bool) -> Value:
+        """All experts' matrices in one product. An adapter is added to a copy of all of them first (PEFT)."""
+        mode, linear = self.mode, self.layer.linear(role)
+        assert linear is not None, role
+        rows = x.elements // linear.in_features
+        weight = linear.weights * mode.compute_width
+        rank = self.ranks.get(role, 0)
+        factors = linear.copies * rank * (linear.in_features + linear.out_features) * mode.compute_width
+        return self.tape.op(
+            (x,),
+            rows * linear.out_features,
+            x.width,
+            saved=(x,) if trained else (),
+            extra_saved=weight + factors if rank else 0,
+            weight_gradient=weight if trained else 0,
+            forward_temp=weight if rank else 0,
+            backward_temp=weight if rank else 0,
+            reads_weight=True,
+        )
+
+    def _shared_expert(self, x: Value) -> Value:
+        product = self._product(self._activation(self._linear(x, "shared_gate")), self._linear(x, "shared_up"))
+        out = self._linear(product, "shared_down")
+        if self.layer.linear("shared_expert_gate") is None:
+            return out
+        gate = self._linear(x, "shared_expert_gate")
+        gate = self.tape.op((gate,), gate.elements, gate.width, saves_output=True)
+        return self.tape.op((gate, out), out.elements, out.width, saved=(gate, out))
+
+    def _product(self, left: Value, right: Value) -> Value:
+        return self.tape.op((left, right), left.elements, left.width, saved=(left, right))
+
+    def _activation(self, x: Value) -> Value:
+        tape, n, w = self.tape, x.elements, x.width
+        if self.a.activation in ("gelu_new", "gelu_fast"):
+            # 0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))), each its own operation
+            cube = tape.op((x,), n, w, saved=(x,))
+            inner = tape.op((tape.add(x, tape.op((cube,), n, w)),), n, w)
+            one_plus = tape.op((tape.op((inner,), n, w, saves_output=True),), n, w, passes_gradient=True)
+            return self._product(tape.op((x,), n, w), one_plus)
+        if self.a.activation == "relu":
+            return tape.op((x,), n, w, saves_output=True)
+        return tape.op((x,), n, w, saved=(x,))
+
+    # linear layers
+
+    def _linear(self, x: Value, role: str) -> Value:
+        linear = self.layer.linear(role)
+        assert linear is not None, role
+        if role == "router":
+            return self._plain(x, linear)
+        base = self._quantised(x, linear) if self._is_quantised(linear) else self._plain(x, linear)
+        rank = self.ranks.get(role, 0)
+        out = self._with_adapter(x, base, linear, rank) if rank else base
+        self.tape.keep_until_here(x)
+        return out
+
+    def _is_quantised(self, linear: Linear) -> bool:
+        return self.mode.quantised and linear.is_module
+
+    def _plain(self, x: Value, linear: Linear) -> Value:
+        mode = self.mode
+        trained = mode.trains_base
+        return self.tape.op(
+            (x,),
+            self.tokens * linear.out_features,
+            x.width,
+            saved=(x,) if trained else (),
+            weight_gradient=linear.in_features * linear.out_features * mode.compute_width if trained else 0,
+            reads_weight=True,
+        )
+
+    def _quantised(self, x: Value, linear: Linear) -> Value:
+        """The weight is dequantised for the product, forward and back; the packed weight is what is kept."""
+        mode, tape = self.mode, self.tape
+        weight = linear.in_features * linear.out_features * mode.compute_width
+        narrow = tape.cast(x, mode.compute_width)
+        out = tape.op(
+            (narrow,),
+            self.tokens * linear.out_features,
+            mode.compute_width,
+            saved=(narrow,) if mode.keeps_quantised_inputs else (),
+            forward_temp=weight,
+            backward_temp=weight,
+        )
+        if linear.bias:
+            out = tape.op((out,), out.elements, out.width, passes_gradient=True)
+        return tape.cast(out, x.width)
+
+    def _with_adapter(self, x: Value, base: Value, linear: Linear, rank: int) -> Value:
+        """base + B(A(x)) * scaling, the adapter in its own precision (PEFT casts its input)."""
+        tape, width = self.tape, self.mode.adapter_width
+        x = tape.cast(x, width)
+        if self.mode.adapter_dropout:
+            x = tape.op((x,), x.elements, x.width, extra_saved=x.elements)
+        low = tape.op((x,), self.tokens * rank, width, saved=(x,), weight_gradient=linear.in_features * rank * width)
+        high = tape.op(
+            (low,),
+            self.tokens * linear.out_features,
+            width,
+            saved=(low,),
+            weight_gradient=linear.out_features * rank * width,
+        )
+        scaled = tape.op((high,), high.elements, width)
+        return tape.cast(tape.add(base, scaled), base.width)
+
+
+def norm(tape: Tape, x: Value, kind: NormKind, *, trained: bool, width: int) -> Value:
+    """Root-mean-square norms compute in fp32 from a copy, which is kept; LayerNorm is one operation, keeping its input."""
+    rows = x.elements // width
+    weight_temp = x.bytes if trained else 0
+    if kind is NormKind.LAYER:
+        return tape.op((x,), x.elements, x.width, saved=(x,), extra_saved=2 * rows * FP32)
+    wide = tape.cast(x, FP32)
+    square = tape.op((wide,), x.elements, FP32, saved=(wide,))
+    root = tape.op((square,), rows, FP32, saves_output=True)
+    scaled = tape.op((wide, root), x.elements, FP32, saved=(wide, root), backward_temp=x.elements * FP32)
+    if kind is NormKind.RMS_UNIT_OFFSET:
+        out = tape.op((scaled,), x.elements, FP32, saved=(scaled,) if trained else (), backward_temp=2 * weight_temp)
+        return tape.cast(out, x.width)
+    narrow = tape.cast(scaled, x.width)
+    return tape.op((narrow,), x.elements, x.width, saved=(narrow,) if trained else (), backward_temp=weight_temp)
+
+
+def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value, ...]]:
+    """Final norm, output head and cross-entropy, and the values that whoever holds the model's output holds."""
+    tape = Tape()
+    x = tape.input(mode.tokens * architecture.hidden_size, mode.stream_width, needs_grad=True)
+    if architecture.final_norm_parameters:
+        x = norm(tape, x, architecture.norm, trained=mode.trains_base, width=architecture.hidden_size)
+    x = tape.cast(x, mode.head_width)
+    if mode.loss == "fused":
+        return _fused_loss(tape, x, architecture, mode), ()
+    logits = _logits(tape, x, architecture, mode)
+    labels = mode.tokens * LABEL
+    if mode.loss == "chunked":
+        # Of one chunk at a time there are fp32 logits, log-probabilities and the gradients of both.
+        piece = 3 * FP32 * logits.elements // LOSS_CHUNKS
+        tape.op((logits,), 1, FP32, saved=(logits,), extra_saved=labels, forward_temp=piece, backward_temp=piece)
+        return tape, (logits,)
+    wide = tape.cast(logits, FP32)
+    log_probabilities = tape.op((wide,), wide.elements, FP32, saves_output=True)
+    tape.op((log_probabilities,), 1, FP32, extra_saved=labels)
+    return tape, (logits,)
+
+
+def _logits(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:
+    gradient = architecture.vocab_size * architecture.hidden_size * mode.head_width if mode.trains_base else 0
+    saved = (x,) if mode.trains_base else ()
+    elements = mode.tokens * architecture.vocab_size
+    logits = tape.op((x,), elements, mode.head_width, saved=saved, weight_gradient=gradient, reads_weight=True)
+    if architecture.logit_softcap:
+        divided = tape.op((logits,), elements, logits.width)
+        bounded = tape.op((divided,), elements, logits.width, saves_output=True)
+        logits = tape.op((bounded,), elements, logits.width)
+    return logits
+
+
+def _fused_loss(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Tape:
+    """Liger's fused linear cross-entropy: the gradients are made in the forward pass, piece by piece.
+
+    The pieces are so many that the logits of one take about as much as the hidden states do.
+    """
+    pieces = 1 << math.ceil(math.log2(max(1, architecture.vocab_size / architecture.hidden_size)))
+    logits = mode.tokens * architecture.vocab_size // pieces
+    gradient = architecture.vocab_size * architecture.hidden_size * mode.head_width if mode.trains_base else 0
+    temporary = logits * (mode.head_width + 2 * FP32)
+    tape.op((x,), 1, FP32, extra_saved=x.bytes + gradient + mode.tokens * LABEL, forward_temp=temporary)
+    return tape

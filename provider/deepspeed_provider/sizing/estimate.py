@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate: every part of GPU, host and NVMe memory by name, and their sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import notes
+from .architecture import Architecture
+from .gpu import gpu_parts
+from .host import host_parts, nvme_parts
+from .options import TrainingOptions
+from .parts import Part
+from .weights import Weights, weights
+
+OUTSIDE_TENSORS = frozenset({"fragmentation", "cuda_context", "nccl"})
+OUTSIDE_ALLOCATOR = frozenset({"cuda_context", "nccl"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """Parameters by what becomes of them; adapters are not part of ``total``."""
+
+    total: int
+    trainable: int
+    embedding: int
+    layers: int
+    experts: int
+    active: int
+    adapters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """Of the fullest GPU, at the moment that needs most (``peak_at``)."""
+
+    parts: tuple[Part, ...]
+    peak_at: str
+
+    @property
+    def total_bytes(self) -> int:
+        """What nvidia-smi shows: with CUDA context and communication."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the caching allocator holds (``torch.cuda.max_memory_reserved``)."""
+        return sum(part.bytes for part in self.parts if part.name not in OUTSIDE_ALLOCATOR)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Tensors (``torch.cuda.max_memory_allocated``)."""
+        return sum(part.bytes for part in self.parts if part.name not in OUTSIDE_TENSORS)
+
+    def part(self, name: str) -> int:
+        """Bytes of a part; 0 where there is none."""
+        return sum(part.bytes for part in self.parts if part.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """Host memory or NVMe of one node."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """What one way to train needs."""
+
+    parameters: ParameterCounts
+    gpu: GpuMemory
+    host: Store
+    nvme: Store
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def estimate(architecture: Architecture, options: TrainingOptions) -> MemoryEstimate:
+    """Memory of the fullest GPU, and of one node's host and NVMe.
+
+    Raises :class:`SpecError` for LoRA targets that the model does not have.
+    """
+    found = weights(architecture, options)
+    parts, peak_at = gpu_parts(architecture, found, options)
+    return MemoryEstimate(
+        parameters=_counts(architecture, found),
+        gpu=GpuMemory(parts=parts, peak_at=peak_at),
+        host=Store(parts=host_parts(found, options)),
+        nvme=Store(parts=nvme_parts(found, options)),
+        assumptions=notes.assumptions(architecture, options),
+        warnings=notes.warnings(architecture, found, options),
+    )
+
+
+def _counts(architecture: Architecture, found: Weights) -> ParameterCounts:
+    return ParameterCounts(
+        total=architecture.parameters,
+        trainable=found.trained,
+        embedding=architecture.embedding_parameters + architecture.head_parameters,
+        layers=architecture.layer_parameters,
+        experts=architecture.expert_parameters,
+        active=architecture.active_parameters,
+        adapters=0 if found.adapters is None else found.trained,
+    )

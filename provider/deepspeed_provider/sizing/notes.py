@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an estimate assumes, and what its reader should know."""
+
+from __future__ import annotations
+
+from .architecture import Architecture
+from .options import Attention, Method, QuantStorage, TrainingOptions
+from .states import OPTIMIZERS
+from .weights import Weights
+
+
+def assumptions(architecture: Architecture, options: TrainingOptions) -> tuple[str, ...]:
+    """What was taken for granted where the options do not say."""
+    found = ["The training loop holds the model's output, logits included, through the backward pass."]
+    if options.attention is Attention.SDPA:
+        found.append("SDPA runs with a padding mask: each layer keeps the mask, and keys and values at query width.")
+    if options.gradient_accumulation_steps == 1:
+        found.append("Gradients are freed after each step (zero_grad(set_to_none=True)).")
+    if options.zero_stage and options.reduce_bucket_size is None:
+        found.append("ZeRO bucket sizes follow the hidden size, as the Hugging Face trainer's 'auto' does.")
+    if options.method is not Method.FULL and options.adapter_precision is None:
+        found.append(f"Adapters are kept in {options.adapters.value}.")
+    if options.method is Method.QLORA and options.upcast_unquantized:
+        found.append("Embeddings, head and norms are fp32 (prepare_model_for_kbit_training).")
+    return tuple(found)
+
+
+def warnings(architecture: Architecture, found: Weights, options: TrainingOptions) -> tuple[str, ...]:
+    """What may surprise: unknown architectures, combinations that do not do what they seem to."""
+    warned = list(architecture.warnings)
+    if found.adapters is not None:
+        warned += found.adapters.warnings
+    if options.method is Method.QLORA and options.zero_stage == 3 and options.quant_storage is QuantStorage.UINT8:
+        warned.append(
+            "ZeRO 3 cannot partition 4-bit weights stored as uint8: every GPU holds them all. "
+            "quant_storage 'bf16' lets it."
+        )
+    if options.attention is not Attention.EAGER and not architecture.fused_attention:
+        warned.append("This model's code has eager attention only: counted as that.")
+    elif options.attention is Attention.SDPA and architecture.attention_softcap:
+        warned.append("This model caps its attention scores, which SDPA cannot: counted as eager attention.")
+    if architecture.max_positions and options.sequence_length > architecture.max_positions:
+        warned.append(
+            f"The sequence length {options.sequence_length:,} is beyond the model's {architecture.max_positions:,} positions."
+        )
+    if OPTIMIZERS[options.optimizer].paged:
+        warned.append("Paged optimizer states are counted on the host: while the GPU has room, they are there.")
+    return tuple(warned)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights a fine-tune trains, which it only reads, and in which precision each is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .architecture import Architecture
+from .lora import Adapters, adapters
+from .options import Method, Precision, TrainingOptions
+from .states import PRECISIONS, Widths, nf4_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Parameters and bytes of one whole copy, before any partitioning."""
+
+    trained: int
+    trained_precision: Precision
+    frozen: int  # parameters read only and not quantised
+    frozen_width: int
+    quantized: int  # parameters in 4 bits
+    quantized_bytes: int
+    adapters: Adapters | None
+
+    @property
+    def widths(self) -> Widths:
+        """Bytes per trained parameter."""
+        return PRECISIONS[self.trained_precision]
+
+
+def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
+    """Raises :class:`SpecError` for LoRA targets that the model does not have."""
+    if options.method is Method.FULL:
+        return Weights(
+            trained=architecture.parameters,
+            trained_precision=options.precision,
+            frozen=0,
+            frozen_width=0,
+            quantized=0,
+            quantized_bytes=0,
+            adapters=None,
+        )
+    found = adapters(architecture, rank=options.lora_rank, targets=options.lora_targets)
+    quantized = quantizable(architecture) if options.method is Method.QLORA else 0
+    return Weights(
+        trained=found.parameters,
+        trained_precision=options.adapters,
+        frozen=architecture.parameters - quantized,
+        frozen_width=unquantized_width(options),
+        quantized=quantized,
+        quantized_bytes=nf4_bytes(quantized, double_quant=options.double_quant),
+        adapters=found,
+    )
+
+
+def quantizable(architecture: Architecture) -> int:
+    """Weights of the linear modules in the layers; bitsandbytes leaves out the head, and bare parameters."""
+    return sum(
+        layer.count * linear.weights for layer in architecture.layers for linear in layer.linears if linear.is_module
+    )
+
+
+def unquantized_width(options: TrainingOptions) -> int:
+    """PEFT's ``prepare_model_for_kbit_training`` turns embeddings, head, norms and biases into fp32."""
+    if options.method is Method.QLORA and options.upcast_unquantized:
+        return PRECISIONS[Precision.FP32].weight
+    return PRECISIONS[options.precision].weight
