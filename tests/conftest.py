@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from bare_environment import make_bare_environment
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+
+# The engines of tests live for minutes: compiling their code for speed costs more time than it saves.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Runs are counted from the server's event log and from a line that each rank appe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from deepspeed_provider.backends.base import RunIdentity, RunState
+from deepspeed_provider.backends.base import BackendUnavailable, RunIdentity, RunState
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 
@@ -30,11 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SUBMITTER = Path(__file__).with_name("submitter.py")
 
-# Where to aim: (phase line to wait for, longest random delay after it in seconds). Importing,
-# submitting and running take about that long on two busy cores.
+# Where to aim: (phase line to wait for, longest random delay after it in seconds). Submitting and
+# running take about that long on two busy cores.
 AIMS = (("started", 0.3), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
-RUNS = 15
-KILLS_PER_RUN = 4
+RUNS = 8
+KILLS_PER_RUN = 8
+RUN_SECONDS = 6
 SEED = 20261130
 
 
@@ -49,14 +52,47 @@ def spark_case(engine: EmbeddedEngine, folder: Path) -> BackendCase:
     )
 
 
-def start_submitter(url, request, generation=1):
-    job = {
+def job_of(url, request, generation=1):
+    return {
         "url": url,
         "key": request.payload["name"],
         "generation": generation,
         "request": dataclasses.asdict(request),
     }
-    return subprocess.Popen([sys.executable, SUBMITTER, json.dumps(job)], stdout=subprocess.PIPE, text=True)
+
+
+class Submitter:
+    """One forked submitter. Its output ends when it does."""
+
+    def __init__(self, pid, output):
+        self._pid, self._output = pid, output
+
+    def lines(self):
+        with self._output.open() as stream:
+            yield from (line.strip() for line in stream)
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def fork_submitter(tmp_path):
+    """Starts submitters from one process that has imported Spark already."""
+    server = subprocess.Popen([sys.executable, SUBMITTER, "serve"], stdin=-1, stdout=-1, text=True)
+    assert server.stdout.readline() == "serving\n"
+    one_at_a_time = threading.Lock()
+
+    def start(job):
+        output = tmp_path / f"output-{uuid.uuid4().hex}"
+        os.mkfifo(output)
+        with one_at_a_time:
+            print(json.dumps({**job, "output": str(output)}), file=server.stdin, flush=True)
+            return Submitter(int(server.stdout.readline()), output)
+
+    yield start
+    server.stdin.close()
+    server.wait(10)
 
 
 def kill_at(submitter, phase, delay):
@@ -65,8 +101,8 @@ def kill_at(submitter, phase, delay):
     lines = []
 
     def read():
-        for line in submitter.stdout:
-            lines.append(line.strip())
+        for line in submitter.lines():
+            lines.append(line)
             if line.startswith(phase):
                 reached.set()
         reached.set()
@@ -76,26 +112,24 @@ def kill_at(submitter, phase, delay):
     reached.wait(60)
     time.sleep(delay)
     submitter.kill()
-    submitter.wait()
     reader.join(10)
     return (lines or ["nothing"])[-1].split()[0]
 
 
-def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, engine):
+def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, engine, fork_submitter):
     url = engine.url
     case = spark_case(engine, tmp_path)
 
     def one(index):
         rng = random.Random(SEED + index)
-        request, marks = case.request(seconds=2)
+        request, marks = case.request(seconds=RUN_SECONDS)
         phases = []
         for kill in range(KILLS_PER_RUN):
             phase, longest = AIMS[(index + kill) % len(AIMS)]
-            phases.append(kill_at(start_submitter(url, request), phase, rng.uniform(0, longest)))
-        last = start_submitter(url, request)
-        output, _ = last.communicate(timeout=120)
+            phases.append(kill_at(fork_submitter(job_of(url, request)), phase, rng.uniform(0, longest)))
+        *_, last_line = fork_submitter(job_of(url, request)).lines()
         handle = case.connect().mint(request, case.identity(request))
-        return request, marks, handle, phases, output.strip().splitlines()[-1]
+        return request, marks, handle, phases, last_line
 
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(one, range(RUNS)))
@@ -147,31 +181,44 @@ def test_a_killed_server_takes_its_ranks_along_and_the_next_generation_runs(tmp_
     restarted = spark_case(own_engine(), tmp_path)
     assert restarted.connect().poll(handle).state is RunState.LOST
     again, more_marks = dataclasses.replace(request, payload={**request.payload, "seconds": 0}), marks
-    submitter = start_submitter(engine.url, again, generation=2)
-    output, _ = submitter.communicate(timeout=120)
+    words = [sys.executable, SUBMITTER, json.dumps(job_of(engine.url, again, generation=2))]
+    output = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
     assert output.strip().splitlines()[-1] == f"result {json.dumps({'name': name, 'world_size': 2})}"
     assert more_marks.ranks() == [0, 0, 1, 1], "one run for each generation"
     second = restarted.connect().mint(again, RunIdentity(key=name, generation=2, digest=again.digest))
     assert [restarted.count_runs(each) for each in (handle, second)] == [1, 1]
 
 
-def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_path, own_engine):
+def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_path, own_engine, caplog):
+    """Also where the ranks hold every task slot, so that nobody can read how far they are."""
     engine = own_engine(
         **{
+            "spark.master": "local[2]",
             "spark.connect.execute.manager.detachedTimeout": "6s",
             "spark.connect.execute.manager.maintenanceInterval": "2s",
             "spark.connect.execute.reattachable.senderMaxStreamDuration": "4s",
         }
     )
     case = spark_case(engine, tmp_path)
-    backend = case.connect()
-    polled, polled_marks = case.request(seconds=22)
+    backend = SparkConnectBackend(engine.url, read_timeout_seconds=2)
+    polled, polled_marks = case.request(seconds=18)
     handle = backend.submit(polled, backend.mint(polled, case.identity(polled)))
+    unread = 0
     while not (status := backend.poll(handle)).state.terminal:
-        time.sleep(2)
+        started_s = time.monotonic()
+        try:
+            backend.read_texts(f"{handle.output_uri}/progress.json")
+        except BackendUnavailable:
+            unread += 1
+        assert time.monotonic() - started_s < 5, "a watcher must not hang with the read"
+        time.sleep(1)
     assert status.state is RunState.SUCCEEDED
     assert backend.result(handle)["world_size"] == 2
     assert polled_marks.ranks() == [0, 1]
+    assert unread >= 2, "the ranks held every slot"
+    said = [record for record in caplog.records if "no free task slot" in record.message]
+    assert [record.levelname for record in said].count("WARNING") == 1, "said once"
+    assert backend.read_texts(f"{handle.output_uri}/progress.json") == {}, "and read when there is a slot again"
 
     # The counter-proof: without polls the server gives the run up, and says so ever after.
     forgotten, marks = case.request(seconds=60)
