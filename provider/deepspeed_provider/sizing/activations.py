@@ -42,6 +42,8 @@ def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> t
     head_program, held = head_tape(architecture, mode)
     head = head_program.run(held=held)
     layers = [(layer.count, layer_tape(architecture, layer, mode).run()) for layer in architecture.layers]
+    # A fused loss makes its gradients, and its peak, in the forward pass.
+    loss = max(head.backward_peak - head.in_flight, head.forward_peak)
     stream = mode.tokens * architecture.hidden_size * mode.stream_width
     kept = sum(count * (stream if checkpointing else footprint.retained) for count, footprint in layers)
     kept_name = "checkpoints" if checkpointing else "layer_activations"
@@ -58,7 +60,7 @@ def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> t
             activations={
                 kept_name: kept,
                 "attention_mask": mask,
-                "logits_and_loss": head.backward_peak - head.in_flight,
+                "logits_and_loss": loss,
             },
             gradients_done=0.0,
             gradient_in_flight=head.in_flight,

@@ -324,7 +324,7 @@ class _LayerProgram:
 
 
 def norm(tape: Tape, x: Value, kind: NormKind, *, trained: bool, width: int) -> Value:
-    """Root-mean-square norms compute in fp32 from a copy, which is kept; LayerNorm is one operation, keeping its input."""
+    """Root-mean-square norms compute in fp32 from a copy, which is kept; LayerNorm keeps its input."""
     rows = x.elements // width
     weight_temp = x.bytes if trained else 0
     if kind is NormKind.LAYER:

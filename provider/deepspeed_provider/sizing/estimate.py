@@ -92,7 +92,7 @@ def estimate(architecture: Architecture, options: TrainingOptions) -> MemoryEsti
         gpu=GpuMemory(parts=parts, peak_at=peak_at),
         host=Store(parts=host_parts(found, options)),
         nvme=Store(parts=nvme_parts(found, options)),
-        assumptions=notes.assumptions(architecture, options),
+        assumptions=notes.assumptions(options),
         warnings=notes.warnings(architecture, found, options),
     )
 

@@ -31,13 +31,12 @@ MOVING = frozenset(
 def gpu_parts(architecture: Architecture, weights: Weights, options: TrainingOptions) -> tuple[tuple[Part, ...], str]:
     """(parts at the peak, the moment's name)."""
     resident = _resident(architecture, weights, options)
+    how = mode(architecture, weights, options)
     candidates = [
         (moment.name, _at(moment, architecture, weights, options))
-        for moment in moments(
-            architecture, mode(architecture, weights, options), checkpointing=options.gradient_checkpointing
-        )
+        for moment in moments(architecture, how, checkpointing=options.gradient_checkpointing)
     ]
-    candidates.append(("optimizer step", _step(architecture, weights, options)))
+    candidates.append(("optimizer step", _step(weights, options)))
     name, parts = max(candidates, key=lambda item: sum(part.bytes for part in item[1]))
     moving = sum(part.bytes for part in parts if part.name in MOVING)
     return present([*resident, *parts, *_outside(moving, options)]), name
@@ -171,6 +170,7 @@ def _gradients(weights: Weights, options: TrainingOptions, done: float) -> Part:
 
 def _at(moment: Moment, architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
     kept_in_place = options.zero_stage < 2 and options.gradient_accumulation_steps == 1
+    sizes = _sizes(architecture, options)
     flight = moment.beyond_kept_gradients if kept_in_place else moment.gradient_in_flight
     return [
         _gradients(weights, options, moment.gradients_done),
@@ -187,7 +187,7 @@ def _at(moment: Moment, architecture: Architecture, weights: Weights, options: T
                 name=name,
                 bytes=size,
                 formula=_ACTIVATION_FORMULAS[name],
-                numbers=_sizes(architecture, options),
+                numbers=sizes,
                 source=_TAPE,
             )
             for name, size in moment.activations.items()
@@ -246,7 +246,7 @@ def _zero_buffers(architecture: Architecture, weights: Weights, options: Trainin
     return parts
 
 
-def _step(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
+def _step(weights: Weights, options: TrainingOptions) -> list[Part]:
     """Gradients are all there; DeepSpeed casts its partition of them to fp32 for the step."""
     parts = [_gradients(weights, options, 1.0)]
     shards = _shards(options, 1)

@@ -9,7 +9,7 @@ from .states import OPTIMIZERS
 from .weights import Weights
 
 
-def assumptions(architecture: Architecture, options: TrainingOptions) -> tuple[str, ...]:
+def assumptions(options: TrainingOptions) -> tuple[str, ...]:
     """What was taken for granted where the options do not say."""
     found = ["The training loop holds the model's output, logits included, through the backward pass."]
     if options.attention is Attention.SDPA:
@@ -41,7 +41,8 @@ def warnings(architecture: Architecture, found: Weights, options: TrainingOption
         warned.append("This model caps its attention scores, which SDPA cannot: counted as eager attention.")
     if architecture.max_positions and options.sequence_length > architecture.max_positions:
         warned.append(
-            f"The sequence length {options.sequence_length:,} is beyond the model's {architecture.max_positions:,} positions."
+            f"The sequence length {options.sequence_length:,} is beyond the {architecture.max_positions:,} positions "
+            "that the model knows."
         )
     if OPTIMIZERS[options.optimizer].paged:
         warned.append("Paged optimizer states are counted on the host: while the GPU has room, they are there.")

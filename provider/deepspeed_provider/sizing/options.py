@@ -22,7 +22,7 @@ class Method(StrEnum):
 
 
 class Precision(StrEnum):
-    """Of weights and matrix products. fp16 and bf16 keep fp32 master weights and optimizer states; pure-bf16 does not."""
+    """Of weights and matrix products; fp16 and bf16 keep fp32 master weights and states, pure-bf16 keeps neither."""
 
     FP32 = "fp32"
     FP16 = "fp16"
