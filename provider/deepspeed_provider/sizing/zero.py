@@ -41,7 +41,7 @@ def reduce_buffer_elements(architecture: Architecture, options: TrainingOptions)
 
 
 def persistent_elements(architecture: Architecture, threshold: int) -> int:
-    """Parameters no larger than the threshold (norms, biases, small matrices), which stage 3 keeps whole on each rank."""
+    """Parameters no larger than the threshold (norms, biases), which stage 3 keeps whole on each rank."""
     kept = architecture.final_norm_parameters if architecture.final_norm_parameters <= threshold else 0
     for layer in architecture.layers:
         inside = layer.norm_parameters if architecture.hidden_size <= threshold else 0
