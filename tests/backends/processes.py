@@ -34,9 +34,9 @@ def mentioning(text: str) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+def wait_for(condition: Callable[[], object], seconds: float, what: str, *, pause_s: float = 0.1) -> None:
     """Waits for something that another process does; fails with ``what`` when it does not."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
+        time.sleep(pause_s)

@@ -43,7 +43,9 @@ class TrivialRunOperator(DurableRunOperator):
 for mode, settings in {
     "deferred": {"deferrable": True},
     "blocking": {"deferrable": False},
-    "deadline": {"deferrable": True, "timeout": timedelta(seconds=25)},
+    "restart": {"deferrable": False, "on_clear": "restart"},
+    "deadline_deferred": {"deferrable": True, "timeout": timedelta(seconds=40)},
+    "deadline_blocking": {"deferrable": False, "timeout": timedelta(seconds=40)},
 }.items():
     with DAG(f"crash_{mode}", schedule=None, params={"folder": "", "seconds": 5}) as dag:
         TrivialRunOperator(
