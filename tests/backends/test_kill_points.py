@@ -202,6 +202,9 @@ def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_pat
     case = spark_case(engine, tmp_path)
     backend = SparkConnectBackend(engine.url, read_timeout_seconds=2)
     polled, polled_marks = case.request(seconds=18)
+    progress = tmp_path / polled.payload["name"] / "progress.json"
+    progress.parent.mkdir()
+    progress.write_text("{}")
     handle = backend.submit(polled, backend.mint(polled, case.identity(polled)))
     unread = 0
     while not (status := backend.poll(handle)).state.terminal:
@@ -218,12 +221,19 @@ def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_pat
     assert unread >= 2, "the ranks held every slot"
     said = [record for record in caplog.records if "no free task slot" in record.message]
     assert [record.levelname for record in said].count("WARNING") == 1, "said once"
-    assert backend.read_texts(f"{handle.output_uri}/progress.json") == {}, "and read when there is a slot again"
+    assert backend.read_texts(f"{handle.output_uri}/progress.json") == {"progress.json": "{}"}, (
+        "and read when there is a slot again"
+    )
 
     # The counter-proof: without polls the server gives the run up, and says so ever after.
     forgotten, marks = case.request(seconds=60)
     lost = backend.submit(forgotten, backend.mint(forgotten, case.identity(forgotten)))
-    wait_for(lambda: len(marks.pids()) == 2, 60, "both ranks started")
+
+    def started():
+        backend.poll(lost)  # starting takes longer than the time-out on a busy machine
+        return len(marks.pids()) == 2
+
+    wait_for(started, 60, "both ranks started")
     wait_for(lambda: not alive(marks.pids()), 45, "an abandoned run was stopped by the server")
     assert backend.poll(lost).state is RunState.CANCELLED
     backend.submit(forgotten, lost)
