@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from demo import browser
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "screenshots"
+TRAINING = "finetune: training, step"
 PERPLEXITY = re.compile(r"perplexity\s*│\s*([\d.]+)\s*│\s*([\d.]+)")
 
 
@@ -30,6 +32,8 @@ class Demo:
         self.home = home
         self.airflow_port, self.mlflow_port = free_port(), free_port()
         self.lines: list[str] = []
+        self.seconds_until_training: float | None = None
+        self._started_s = time.monotonic()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "deepspeed_provider.cli", "demo", "--home", str(home)),
@@ -47,6 +51,8 @@ class Demo:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
+            if TRAINING in line and self.seconds_until_training is None:
+                self.seconds_until_training = time.monotonic() - self._started_s
 
     @property
     def text(self) -> str:
@@ -82,7 +88,7 @@ def test_a_newcomers_first_and_second_run(tmp_path):
         base, tuned = map(float, found.groups())
         print(f"\nheld-out perplexity: base {base}, tuned {tuned}")
         assert tuned <= base / 2, "the tuned model's perplexity is at most half of the base model's"
-        for progress in ("finetune: training, step", "loss", "tokens/s"):
+        for progress in (TRAINING, "loss", "tokens/s"):
             assert progress in demo.text
         _mlflow_holds_it(demo)
         _links_lead_there(demo)
@@ -94,12 +100,26 @@ def test_a_newcomers_first_and_second_run(tmp_path):
         _kill(demo)
     assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C"
 
-    again = Demo(tmp_path / "state", "--once", "--conf", json.dumps({"max_steps": 12}))
+    # The second run finds model and data prepared, and trains soon. A person stops it in the middle.
+    short = {"max_steps": 8, "evaluation_rows": 16, "generations": 1}
+    second = Demo(tmp_path / "state", "--conf", json.dumps(short))
     try:
-        assert again.end(900) == 0, again.text[-6000:]
+        second.wait_for(TRAINING, 600)
+        print(f"seconds until training: {demo.seconds_until_training:.0f}, {second.seconds_until_training:.0f}")
+        assert second.seconds_until_training < 0.8 * demo.seconds_until_training
+        second.process.send_signal(signal.SIGINT)
+        assert second.end(90) == 0
     finally:
-        _kill(again)
-    assert "version 2" in again.text
+        _kill(second)
+    assert "Traceback" not in second.text
+    assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C in the middle of training"
+
+    third = Demo(tmp_path / "state", "--once", "--conf", json.dumps(short))
+    try:
+        assert third.end(900) == 0, third.text[-6000:]
+    finally:
+        _kill(third)
+    assert "version 2" in third.text
     assert not mentioning(str(tmp_path)), "no process is left after a run with --once"
 
 

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from backends.processes import mentioning, wait_for
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 from deepspeed_provider.errors import EngineError
-from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings, default_home
+from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings, default_home, ensure_engine
 from deepspeed_provider.local.processes import free_port, require_free
+from deepspeed_provider.local.worker_daemons import end_idle_daemons
+from deepspeed_provider.training import cluster_calls
 
 
 def test_the_home_is_a_folder_of_the_users_choice(monkeypatch, tmp_path):
@@ -55,8 +58,9 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_one_engine_per_folder_found_by_others_and_stopped_without_leftovers(tmp_path):
+    settings = EngineSettings(ranks=3, conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.retainedJobs": "7"})
     with ThreadPoolExecutor(3) as pool:
-        infos = list(pool.map(lambda _: EmbeddedEngine(tmp_path).ensure(), range(3)))
+        infos = list(pool.map(lambda _: EmbeddedEngine(tmp_path, settings).ensure(), range(3)))
     assert len({info.pid for info in infos}) == 1, "three at once must share one engine"
     info = infos[0]
     assert os.getpgid(info.pid) == info.pid, "a process group of its own"
@@ -73,8 +77,29 @@ def test_one_engine_per_folder_found_by_others_and_stopped_without_leftovers(tmp
 
     os.kill(info.pid, signal.SIGKILL)
     wait_for(lambda: EmbeddedEngine(tmp_path).running() is None, 10, "a killed engine is seen as gone")
-    again = EmbeddedEngine(tmp_path).ensure()
+    again = ensure_engine(tmp_path)
     assert again.pid != info.pid
+    assert again.ranks == 3, "started anew as it was started before"
+    assert "spark.ui.retainedJobs=7" in psutil.Process(again.pid).cmdline()
+    assert not [path for path in tmp_path.rglob("*.json") if "hush" in path.read_text()], "no secret is written down"
     EmbeddedEngine(tmp_path).stop()
     assert EmbeddedEngine(tmp_path).running() is None
     assert not mentioning(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_session_leaves_no_idle_daemon_for_ever_and_gets_another_at_need(engine):
+    server = engine.running().pid
+
+    def daemons():
+        return [child.pid for child in psutil.Process(server).children() if "pyspark.daemon" in child.cmdline()]
+
+    with SparkConnectBackend(engine.url).session() as spark:
+        cluster_calls.ship_code(spark)
+        assert cluster_calls.call(spark, json.loads, "[1]") == [1]
+        assert daemons()
+        assert end_idle_daemons(server) == [], "they may be needed soon"
+        wait_for(
+            lambda: end_idle_daemons(server, older_than_seconds=0) is not None and not daemons(), 20, "idle daemons end"
+        )
+        assert cluster_calls.call(spark, json.loads, "[2]") == [2], "Spark starts another"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,18 +34,25 @@ from deepspeed_provider.local.processes import (
     stop_recorded,
     write_atomically,
 )
+from deepspeed_provider.local.worker_daemons import end_idle_daemons
 
 STATE_FILE = "engine.json"
+SETTINGS_FILE = "settings.json"
 HOME_VARIABLE = "DEEPSPEED_PROVIDER_HOME"
 
 # One Spark task slot per rank, plus slots so that reading progress and preparing data never wait
 # for a training that holds its barrier slots for hours.
 SPARE_TASK_SLOTS = 2
 
+# Keys whose values Spark itself hides (source: Spark 4.3, the default of spark.redaction.regex).
+SECRET_KEY = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+
 SPARK_CONF: Mapping[str, str] = {
     # An operation without a reattach is cancelled after this time; Airflow may be down for days.
-    "spark.connect.execute.manager.detachedTimeout": "30d",
-    "spark.connect.session.manager.defaultSessionTimeout": "30d",
+    "spark.connect.execute.manager.detachedTimeout": "7d",
+    # A session that nobody asks for ends, with its run and its result: longer than Airflow is down or a retry
+    # waits, shorter than an engine lives. Each poll and each fetched result counts as asking.
+    "spark.connect.session.manager.defaultSessionTimeout": "7d",
     # Ended operations and sessions stay known, so that a later attempt still finds how its run ended.
     "spark.connect.execute.manager.abandonedTombstonesSize": "100000",
     "spark.connect.session.manager.closedSessionsTombstonesSize": "100000",
@@ -120,7 +128,9 @@ def default_home() -> Path:
 class EmbeddedEngine:
     """Starts, finds and stops the engine of one state folder.
 
-    As a context manager it starts an engine and stops it at the end, for tests.
+    Without settings it starts as it was last started from this folder (secrets among the Spark settings and
+    the environment excepted, which are not written down), else with the defaults. As a context manager it
+    starts an engine and stops it at the end, for tests.
     """
 
     def __init__(
@@ -132,7 +142,7 @@ class EmbeddedEngine:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.home = (home or default_home()).absolute() / "engine"
-        self.settings = settings or EngineSettings()
+        self.settings = settings or self._last_settings() or EngineSettings()
         self._clock = clock
         self._sleep = sleep
 
@@ -161,11 +171,31 @@ class EmbeddedEngine:
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
+    def _last_settings(self) -> EngineSettings | None:
+        try:
+            return EngineSettings(**json.loads((self.home / SETTINGS_FILE).read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def _write_settings(self) -> None:
+        wire = asdict(self.settings) | {
+            "conf": {key: value for key, value in self.settings.conf.items() if not SECRET_KEY.search(key)}
+        }
+        del wire["environment"]
+        if self.settings.python == sys.executable:
+            # Another environment may start it next time; then its own interpreter has what is needed.
+            del wire["python"]
+        write_atomically(self.home / SETTINGS_FILE, json.dumps(wire, indent=2, sort_keys=True))
+
     def ensure(self) -> EngineInfo:
         """The running engine, started if there is none. Safe against concurrent callers."""
         self.home.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(self.home / "engine.lock"):
-            return self.running() or self._start()
+            info = self.running()
+            if info is None:
+                return self._start()
+            end_idle_daemons(info.pid)
+            return info
 
     def stop(self, grace_seconds: float = 15.0) -> None:
         """Ends the server and everything it started; returns when no process is left."""
@@ -211,6 +241,7 @@ class EmbeddedEngine:
         except BaseException:
             stop_group(server.pid, 2.0)
             raise
+        self._write_settings()
         return info
 
     def _command(self, port: int, ui_port: int | None) -> list[str]:
