@@ -9,7 +9,6 @@ query, key, value, output and the log-sum-exp as the CUDA kernels do.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
 from typing import Any
@@ -18,23 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sizing.case import Case
+
 BLOCK = 512
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """One step to count; ``config`` is the model's config.json."""
-
-    config: dict[str, Any]
-    method: str = "full"
-    micro_batch_size: int = 1
-    sequence_length: int = 512
-    gradient_checkpointing: bool = True
-    gradients_freed: bool = True
-    lora_rank: int = 16
-    lora_targets: str | list[str] = "all-linear"
-    attention: str = "sdpa"
-    double_quant: bool = True
 
 
 class Tracker(TorchDispatchMode):
@@ -99,7 +84,10 @@ class _Nf4Linear(torch.nn.Linear):
 
 
 def peak_bytes(case: Case) -> dict[str, int]:
-    """{"parameters", "forward_peak", "backward_peak", "step_peak"} in bytes, of the second step."""
+    """Bytes in the second step: {"parameters", "resident" (with optimizer states), "forward_peak", "backward_peak"}.
+
+    The optimizer steps only where gradients are kept; freed ones stand for ZeRO 2 and 3, whose step is its own.
+    """
     model = _meta_model(case)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         return _count(case, _with_fake_storages(model, case, mode))
@@ -192,18 +180,18 @@ def _count(case: Case, model: Any) -> dict[str, int]:
     vocab = case.config["vocab_size"]
     shape = (case.micro_batch_size, case.sequence_length)
     optimizer = torch.optim.AdamW(parameters, foreach=False)
-    peaks: dict[str, int] = {}
+    counted = {"parameters": weights}
     with tracker:
         for _ in range(2):
+            counted["resident"] = tracker.alive
             ids = torch.randint(0, vocab, shape)
             tracker.reset_peak()
             out = model(input_ids=ids, labels=ids)
-            peaks["forward_peak"] = tracker.peak
+            counted["forward_peak"] = tracker.peak
             out.loss.backward()
-            peaks["backward_peak"] = tracker.peak
+            counted["backward_peak"] = tracker.peak
             if not case.gradients_freed:
                 optimizer.step()
                 optimizer.zero_grad()
-            peaks["step_peak"] = tracker.peak
             del out
-    return {"parameters": weights, **peaks}
+    return counted
