@@ -13,11 +13,13 @@ import typer
 from rich.console import Console
 
 from deepspeed_provider import __version__
+from deepspeed_provider.cli_estimate import estimate
 from deepspeed_provider.errors import EngineError, SpecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 engine_app = typer.Typer(no_args_is_help=True, help="The embedded Spark Connect engine on this machine.")
 app.add_typer(engine_app, name="engine")
+app.command("estimate")(estimate)
 
 Home = Annotated[
     Path | None,

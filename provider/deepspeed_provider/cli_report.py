@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An estimate for a person: tables with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from deepspeed_provider.cli_request import Answer
+from deepspeed_provider.sizing.estimate import GpuMemory, MemoryEstimate
+from deepspeed_provider.sizing.options import Method, Offload, TrainingOptions
+from deepspeed_provider.sizing.parts import Part
+
+GIB: Final = 2**30
+BAR_WIDTH: Final = 24
+
+
+def print_report(console: Console, found: Answer, *, explain: bool) -> None:
+    """Tables of parameters, GPU, host and NVMe; with ``explain`` the formula of each part."""
+    memory = found.estimate
+    console.print(Text(found.model.name, style="bold"))
+    console.print(Text(_training(found.options)))
+    console.print(Text(_parameters(memory)))
+    console.print(_gpu(memory.gpu))
+    console.print(_table("Host memory of one node", memory.host.parts, {"total": memory.host.total_bytes}))
+    if memory.nvme.parts:
+        console.print(_table("NVMe of one node", memory.nvme.parts, {"total": memory.nvme.total_bytes}))
+    if explain:
+        for title, parts in (("GPU", memory.gpu.parts), ("Host", memory.host.parts), ("NVMe", memory.nvme.parts)):
+            _explain(console, title, parts)
+    _list(console, "Assumptions", memory.assumptions, "")
+    _list(console, "Warnings", memory.warnings, "yellow")
+
+
+def _training(options: TrainingOptions) -> str:
+    targets = ",".join(options.lora_targets)
+    adapters = "" if options.method is Method.FULL else f" of rank {options.lora_rank} on {targets}"
+    offloaded = "" if options.offload is Offload.NONE else f", {options.offload} offloaded to {options.offload_device}"
+    return (
+        f"{options.method}{adapters}, {options.precision}, {options.optimizer},"
+        f" ZeRO stage {options.zero_stage}{offloaded}, {options.nodes} x {options.gpus_per_node} GPU,"
+        f" micro-batch {options.micro_batch_size} x {options.sequence_length:,} tokens"
+    )
+
+
+def _parameters(memory: MemoryEstimate) -> str:
+    counts = memory.parameters
+    share = counts.trainable / (counts.total + counts.adapters)
+    text = f"Parameters: {counts.total:,}, trained {counts.trainable:,} ({share:.2%})"
+    return text + (f", active per token {counts.active:,}" if counts.active != counts.total else "")
+
+
+def _gpu(memory: GpuMemory) -> Table:
+    sums = {
+        "allocated (tensors)": memory.allocated_bytes,
+        "reserved (with fragmentation)": memory.reserved_bytes,
+        "total (nvidia-smi)": memory.total_bytes,
+    }
+    return _table(f"Memory of the fullest GPU, at its peak: {memory.peak_at}", memory.parts, sums)
+
+
+def _table(title: str, parts: Iterable[Part], sums: dict[str, int]) -> Table:
+    total = max(sums.values())
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Part")
+    table.add_column("GiB", justify="right")
+    table.add_column("Share", justify="right")
+    table.add_column("")
+    for part in sorted(parts, key=lambda part: -part.bytes):
+        bar = ProgressBar(total=max(total, 1), completed=part.bytes, width=BAR_WIDTH)
+        table.add_row(Text(part.name), _gib(part.bytes), f"{part.bytes / max(total, 1):.1%}", bar)
+    table.add_section()
+    for name, size in sums.items():
+        table.add_row(Text(name, style="bold"), Text(_gib(size), style="bold"), f"{size / max(total, 1):.1%}", "")
+    return table
+
+
+def _explain(console: Console, title: str, parts: Iterable[Part]) -> None:
+    for part in sorted(parts, key=lambda part: -part.bytes):
+        console.print(Text(f"{title}: {part.name} = {part.bytes:,} bytes", style="bold"))
+        console.print(Text(f"  {part.explained()}"))
+        console.print(Text(f"  Source: {part.source}", style="dim"))
+
+
+def _list(console: Console, title: str, lines: Iterable[str], style: str) -> None:
+    found = list(lines)
+    if found:
+        console.print(Text(f"\n{title}", style=f"bold {style}".strip()))
+    for line in found:
+        console.print(Text(f"- {line}", style=style))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.2f}"

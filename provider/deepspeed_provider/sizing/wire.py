@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An estimate, and what was wrong with a request, as JSON: the one place where they become dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from deepspeed_provider.errors import FieldProblem
+
+from .estimate import GpuMemory, MemoryEstimate, Store
+from .parts import Part
+
+
+def estimate_as_json(found: MemoryEstimate, *, model: str, explain: bool = False) -> dict[str, Any]:
+    """All sizes in bytes, and exact: ``parts`` of a memory sum to its ``total_bytes``.
+
+    With ``explain`` each memory also has ``explained``: for each part, its formula with the numbers
+    in it, and its source.
+    """
+    return {
+        "model": model,
+        "parameters": dataclasses.asdict(found.parameters),
+        "gpu": _gpu(found.gpu) | _explained(found.gpu.parts, explain),
+        "host": _store(found.host) | _explained(found.host.parts, explain),
+        "nvme": _store(found.nvme) | _explained(found.nvme.parts, explain),
+        "assumptions": list(found.assumptions),
+        "warnings": list(found.warnings),
+    }
+
+
+def problems_as_json(problems: Iterable[FieldProblem], *, line: int | None = None) -> dict[str, Any]:
+    """``{"error": {"message", "problems"}}``, with the line of a batch where there is one."""
+    listed = list(problems)
+    error = {
+        "message": " ".join(str(problem) for problem in listed),
+        "problems": [dataclasses.asdict(problem) | {"value": _plain(problem.value)} for problem in listed],
+    }
+    return {"error": error} if line is None else {"error": error, "line": line}
+
+
+def _gpu(memory: GpuMemory) -> dict[str, Any]:
+    return {
+        "total_bytes": memory.total_bytes,
+        "allocated_bytes": memory.allocated_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+        "peak_at": memory.peak_at,
+        "parts": _parts(memory.parts),
+    }
+
+
+def _store(memory: Store) -> dict[str, Any]:
+    return {"total_bytes": memory.total_bytes, "parts": _parts(memory.parts)}
+
+
+def _parts(parts: Iterable[Part]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in parts:
+        sizes[part.name] = sizes.get(part.name, 0) + part.bytes
+    return sizes
+
+
+def _explained(parts: Iterable[Part], wanted: bool) -> dict[str, Any]:
+    if not wanted:
+        return {}
+    return {"explained": {part.name: {"formula": part.explained(), "source": part.source} for part in parts}}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities and no "not a number"; long values are cut."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_LONGEST = 500
