@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import notes
-from .architecture import Architecture
-from .gpu import gpu_parts
-from .host import host_parts, nvme_parts
-from .options import TrainingOptions
-from .parts import Part
-from .weights import Weights, weights
+from deepspeed_provider.sizing import notes
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.gpu import gpu_parts
+from deepspeed_provider.sizing.host import host_parts, nvme_parts
+from deepspeed_provider.sizing.options import TrainingOptions
+from deepspeed_provider.sizing.parts import Part
+from deepspeed_provider.sizing.weights import Weights, weights
 
 OUTSIDE_TENSORS = frozenset({"fragmentation", "cuda_context", "nccl"})
 OUTSIDE_ALLOCATOR = frozenset({"cuda_context", "nccl"})

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from . import zero
-from .activations import Moment, moments
-from .architecture import Architecture
-from .decoder import Mode
-from .options import Attention, Method, QuantStorage, TrainingOptions
-from .overhead import CUBLAS_WORKSPACE_BYTES, overhead
-from .parts import Part, present
-from .states import OPTIMIZERS, PRECISIONS, state_bytes
-from .weights import Weights, unquantized_width
+from deepspeed_provider.sizing import zero
+from deepspeed_provider.sizing.activations import Moment, moments
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.decoder import Mode
+from deepspeed_provider.sizing.options import Attention, Method, Padding, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.overhead import CUBLAS_WORKSPACE_BYTES, overhead
+from deepspeed_provider.sizing.parts import Part, present
+from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
+from deepspeed_provider.sizing.weights import Weights, unquantized_width
 
 _ZERO = "Rajbhandari et al. 2020, section 3.1"
 _TAPE = "what autograd keeps of transformers' model code"
@@ -38,8 +38,7 @@ def gpu_parts(architecture: Architecture, weights: Weights, options: TrainingOpt
     ]
     candidates.append(("optimizer step", _step(weights, options)))
     name, parts = max(candidates, key=lambda item: sum(part.bytes for part in item[1]))
-    moving = sum(part.bytes for part in parts if part.name in MOVING)
-    return present([*resident, *parts, *_outside(moving, options)]), name
+    return present([*resident, *parts, *_outside(parts, options)]), name
 
 
 def mode(architecture: Architecture, weights: Weights, options: TrainingOptions) -> Mode:
@@ -61,6 +60,7 @@ def mode(architecture: Architecture, weights: Weights, options: TrainingOptions)
         quantised=options.method is Method.QLORA,
         attention=Attention.EAGER.value if eager else options.attention.value,
         loss=options.loss.value,
+        holds_logits=options.holds_outputs,
     )
 
 
@@ -276,14 +276,22 @@ def _step(weights: Weights, options: TrainingOptions) -> list[Part]:
     return parts
 
 
-def _outside(moving: int, options: TrainingOptions) -> list[Part]:
-    found = overhead(moving_bytes=moving, world_size=options.world_size)
+def _outside(parts: list[Part], options: TrainingOptions) -> list[Part]:
+    moving = sum(part.bytes for part in parts if part.name in MOVING)
+    logits = sum(part.bytes for part in parts if part.name == "logits_and_loss")
+    found = overhead(
+        moving_bytes=moving,
+        logits_bytes=logits,
+        gathers=options.zero_stage == 3 and options.world_size > 1,
+        lengths_change=options.padding is Padding.LONGEST,
+        world_size=options.world_size,
+    )
     return [
         Part(
             name="fragmentation",
             bytes=found.fragmentation,
-            formula="share x what is made and freed each step",
-            numbers={"moving": moving},
+            formula="fixed + share x what is made and freed each step (+ logits, where lengths change)",
+            numbers={"moving": moving, "logits": logits},
             source="reserved against allocated memory, measured",
         ),
         Part(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from .options import OffloadDevice, TrainingOptions
-from .parts import Part, present
-from .states import OPTIMIZERS, PRECISIONS, state_bytes
-from .weights import Weights
+from deepspeed_provider.sizing.options import OffloadDevice, TrainingOptions
+from deepspeed_provider.sizing.parts import Part, present
+from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
+from deepspeed_provider.sizing.weights import Weights
 
 GIB: Final = 2**30
 # A rank's Python process with torch, transformers and a CUDA context, beside weights and data.

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from .architecture import Architecture
-from .options import Attention, Method, QuantStorage, TrainingOptions
-from .states import OPTIMIZERS
-from .weights import Weights
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.options import Attention, Loss, Method, Padding, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.states import OPTIMIZERS
+from deepspeed_provider.sizing.weights import Weights
 
 
 def assumptions(options: TrainingOptions) -> tuple[str, ...]:
     """What was taken for granted where the options do not say."""
-    found = ["The training loop holds the model's output, logits included, through the backward pass."]
+    found = []
+    if options.holds_outputs and options.loss is not Loss.FUSED:
+        found.append("The training loop holds the model's output, logits included, through the backward pass.")
+    if options.padding is Padding.MAX_LENGTH:
+        found.append("All batches have the same length (padded to the sequence length, or packed).")
     if options.attention is Attention.SDPA:
         found.append("SDPA runs with a padding mask: each layer keeps the mask, and keys and values at query width.")
     if options.gradient_accumulation_steps == 1:

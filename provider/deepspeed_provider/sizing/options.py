@@ -63,6 +63,13 @@ class Loss(StrEnum):
     FUSED = "fused"
 
 
+class Padding(StrEnum):
+    """To what a batch's sequences are padded: always to the sequence length (or packed), or to its own longest."""
+
+    MAX_LENGTH = "max-length"
+    LONGEST = "longest"
+
+
 class QuantStorage(StrEnum):
     """Type in which the packed 4-bit weights are stored; ZeRO 3 can partition only floating-point ones."""
 
@@ -121,6 +128,8 @@ class TrainingOptions(BaseModel):
     gradient_checkpointing: bool = True
     attention: Annotated[Attention, BeforeValidator(_token)] = Attention.SDPA
     loss: Annotated[Loss, BeforeValidator(_token)] = Loss.FULL
+    padding: Annotated[Padding, BeforeValidator(_token)] = Padding.MAX_LENGTH
+    holds_outputs: bool = True
     lora_rank: Count = 16
     lora_targets: Annotated[tuple[str, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
     lora_dropout: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1)] = 0.0

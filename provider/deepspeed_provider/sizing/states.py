@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from .options import Optimizer, Precision
+from deepspeed_provider.sizing.options import Optimizer, Precision
 
 
 @dataclass(frozen=True, kw_only=True)

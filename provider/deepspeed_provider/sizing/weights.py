@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .architecture import Architecture
-from .lora import Adapters, adapters
-from .options import Method, Precision, TrainingOptions
-from .states import PRECISIONS, Widths, nf4_bytes
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.lora import Adapters, adapters
+from deepspeed_provider.sizing.options import Method, Precision, TrainingOptions
+from deepspeed_provider.sizing.states import PRECISIONS, Widths, nf4_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

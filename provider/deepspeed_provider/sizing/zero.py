@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .architecture import Architecture
-from .options import TrainingOptions
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
