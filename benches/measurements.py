@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published measurements of GPU memory, as options of the estimator: what each row says of itself.
+
+Nothing here corrects an estimate. A row's options are those that its source states, and that any
+user could give.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepspeed_provider.errors import SpecError
+from deepspeed_provider.sizing.catalogue import model_config
+from deepspeed_provider.sizing.estimate import MemoryEstimate, estimate
+from deepspeed_provider.sizing.families import architecture
+from deepspeed_provider.sizing.options import TrainingOptions, parse_options
+
+DATA = Path(__file__).parents[1] / "tests" / "sizing" / "data"
+GB, GIB = 10**9, 2**30
+# Sources whose script trains with the Hugging Face trainer, which lets go of the model's output
+# before the backward pass. The others hold it, or do not say.
+USES_TRAINER = ("QwenLM", "ms-swift")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One row that can be scored."""
+
+    id: int
+    tier: str
+    source: str
+    model: str
+    config: dict[str, Any]
+    options: TrainingOptions
+    measured_bytes: float
+    unit_assumed: bool  # the source does not say whether GB or GiB
+    quantity: str  # allocated, reserved, total
+    out_of_memory: bool | None
+    capacity_bytes: float
+    note: str
+
+    def estimate(self) -> MemoryEstimate:
+        return estimate(architecture(self.config), self.options)
+
+    def estimated_bytes(self) -> int:
+        gpu = self.estimate().gpu
+        return {"allocated": gpu.allocated_bytes, "reserved": gpu.reserved_bytes, "total": gpu.total_bytes}[
+            self.quantity
+        ]
+
+    @property
+    def error(self) -> float:
+        """(estimate - measurement) / measurement."""
+        return self.estimated_bytes() / self.measured_bytes - 1
+
+
+def measurements() -> list[Measurement]:
+    """Every row whose architecture is known."""
+    configs = json.loads((DATA / "model_configs.json").read_text())
+    with (DATA / "measured_memory.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return [_measurement(row, config) for row in rows if (config := _config(row, configs)) is not None]
+
+
+def _config(row: dict[str, str], configs: dict[str, Any]) -> dict[str, Any] | None:
+    name = row["hf_config"]
+    if name in configs:
+        found: dict[str, Any] = configs[name]["config"]
+        return found
+    try:
+        return dict(model_config(name))
+    except SpecError:
+        return None
+
+
+def _measurement(row: dict[str, str], config: dict[str, Any]) -> Measurement:
+    binary = row["measured_GiB_per_gpu"]
+    decimal = row["measured_peak_GB_per_gpu"]
+    return Measurement(
+        id=int(row["id"]),
+        tier=row["tier"],
+        source=row["source"],
+        model=row["model"],
+        config=config,
+        options=parse_options(_options(row)),
+        measured_bytes=float(binary) * GIB if binary else float(decimal or 0) * GB,
+        unit_assumed="?" in row["unit_as_printed"],
+        quantity=_quantity(row["metric"]),
+        out_of_memory={"True": True, "False": False}.get(row["oom"]),
+        capacity_bytes=float(row["gpu_capacity_GB"] or 0) * GB,
+        note=row["note"],
+    )
+
+
+def _quantity(metric: str) -> str:
+    if "allocated" in metric or "active" in metric:
+        return "allocated"
+    return "reserved" if "reserved" in metric and "unknown" not in metric else "total"
+
+
+def _options(row: dict[str, str]) -> dict[str, Any]:
+    return {
+        "method": row["method"],
+        "precision": _precision(row),
+        "optimizer": {"adamw8bit": "adamw-8bit", "decoupled adamw": "adamw", "adam": "adamw"}.get(
+            row["optimizer"], row["optimizer"]
+        ),
+        "zero_stage": int(row["zero_stage"] or 0),
+        "offload": _offload(row["offload"]),
+        "gpus_per_node": int(row["n_gpus"]),
+        "micro_batch_size": int(row["micro_batch"]),
+        "sequence_length": int(row["seq_len"]),
+        "gradient_accumulation_steps": 8 if "accumulation 8" in row["note"] else 1,
+        "gradient_checkpointing": row["grad_checkpointing"] == "True",
+        "attention": _attention(row),
+        "loss": _loss(row["note"]),
+        "padding": "longest" if "real data" in row["note"] else "max-length",
+        "holds_outputs": not row["source"].startswith(USES_TRAINER),
+        **_adapters(row),
+    }
+
+
+def _precision(row: dict[str, str]) -> str:
+    if row["optimizer_state_bytes"].startswith("4"):
+        return "pure-bf16"
+    return "fp16" if row["weights_dtype"] == "fp16" or "fp16 compute" in row["note"] else "bf16"
+
+
+def _offload(text: str) -> str:
+    return {"none": "none", "cpu_params(FSDP)": "all"}.get(text, "none")
+
+
+def _attention(row: dict[str, str]) -> str:
+    if "attn=" in row["note"]:
+        return "eager" if "attn=eager" in row["note"] else "sdpa"
+    return "flash" if row["flash_attn"] == "True" else "eager"
+
+
+def _loss(note: str) -> str:
+    if "Liger" in note and "no Liger" not in note:
+        return "fused"
+    return "chunked" if "chunked" in note else "full"
+
+
+def _adapters(row: dict[str, str]) -> dict[str, Any]:
+    if row["method"] == "full":
+        return {}
+    targets = row["lora_targets"]
+    if "all linear" in targets:
+        targets = "all-linear"
+    elif "(" in targets:
+        targets = targets[targets.index("(") + 1 : targets.index(")")]
+    found: dict[str, Any] = {"lora_rank": int(row["lora_rank"]), "lora_targets": targets}
+    if row["method"] == "qlora":
+        found["double_quant"] = "no double quant" not in row["weights_dtype"] and "nf4+double" in row["weights_dtype"]
+        found["quant_storage"] = "bf16" if "bf16 storage" in row["weights_dtype"] else "uint8"
+        found["upcast_unquantized"] = "fp32 emb" in row["weights_dtype"] or row["weights_dtype"] == "bnb-nf4"
+    return found
