@@ -34,16 +34,20 @@ class Mode:
     quantised: bool = False
     keeps_quantised_inputs: bool = False
     attention: str = "sdpa"  # eager, sdpa, flash
-    loss: str = "full"  # full, chunked, fused
+    loss: str = "full"  # full, kernel, chunked, fused
+    holds_logits: bool = True  # whether the loop keeps the model's output through the backward pass
 
     @property
     def tokens(self) -> int:
         return self.micro_batch_size * self.sequence_length
 
 
-def layer_tape(architecture: Architecture, layer: Layer, mode: Mode) -> Tape:
-    """The program of one layer, from the residual stream to the residual stream."""
-    return _LayerProgram(architecture, layer, mode).write()
+def layer_tape(architecture: Architecture, layer: Layer, mode: Mode, *, needs_grad: bool = True) -> Tape:
+    """The program of one layer, from the residual stream to the residual stream.
+
+    ``needs_grad`` is of its input: not so behind a frozen embedding.
+    """
+    return _LayerProgram(architecture, layer, mode).write(needs_grad)
 
 
 class _LayerProgram:
@@ -51,8 +55,8 @@ class _LayerProgram:
         self.a, self.layer, self.mode, self.tape = architecture, layer, mode, Tape()
         self.tokens, self.ranks = mode.tokens, dict(mode.adapter_ranks)
 
-    def write(self) -> Tape:
-        x = self.tape.input(self.tokens * self.a.hidden_size, self.mode.stream_width, needs_grad=True)
+    def write(self, needs_grad: bool) -> Tape:
+        x = self.tape.input(self.tokens * self.a.hidden_size, self.mode.stream_width, needs_grad=needs_grad)
         if self.a.residual is Residual.PARALLEL:
             self._parallel(x)
         else:
@@ -171,7 +175,8 @@ class _LayerProgram:
             weights = tape.op((weights,), scores, query.width, saves_output=True)
             weights = tape.op((weights,), scores, query.width)
         weights = tape.add(weights, Value(0, query.width, False))  # mask
-        weights = tape.op((weights,), scores, FP32, saves_output=True)
+        # CUDA's softmax backward first multiplies gradient and output, in fp32 (aten SoftMax.cu).
+        weights = tape.op((weights,), scores, FP32, saves_output=True, backward_temp=scores * FP32)
         weights = tape.cast(weights, query.width)
         weights = self._dropout(weights, self.a.attention_dropout)
         return tape.op((weights, value), self.tokens * self.a.query_width, query.width, saved=(weights, value))
@@ -246,7 +251,7 @@ class _LayerProgram:
         return self.tape.op((gate, out), out.elements, out.width, saved=(gate, out))
 
     def _product(self, left: Value, right: Value) -> Value:
-        return self.tape.op((left, right), left.elements, left.width, saved=(left, right))
+        return self.tape.product(left, right)
 
     def _activation(self, x: Value) -> Value:
         tape, n, w = self.tape, x.elements, x.width
@@ -350,16 +355,20 @@ def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value
     if mode.loss == "fused":
         return _fused_loss(tape, x, architecture, mode), ()
     logits = _logits(tape, x, architecture, mode)
+    held = (logits,) if mode.holds_logits else ()
     labels = mode.tokens * LABEL
+    if mode.loss == "kernel":
+        tape.op((logits,), 1, FP32, saved=(logits,), extra_saved=labels + mode.tokens * FP32)
+        return tape, held
     if mode.loss == "chunked":
         # Of one chunk at a time there are fp32 logits, log-probabilities and the gradients of both.
         piece = 3 * FP32 * logits.elements // LOSS_CHUNKS
         tape.op((logits,), 1, FP32, saved=(logits,), extra_saved=labels, forward_temp=piece, backward_temp=piece)
-        return tape, (logits,)
+        return tape, held
     wide = tape.cast(logits, FP32)
     log_probabilities = tape.op((wide,), wide.elements, FP32, saves_output=True)
     tape.op((log_probabilities,), 1, FP32, extra_saved=labels)
-    return tape, (logits,)
+    return tape, held
 
 
 def _logits(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:

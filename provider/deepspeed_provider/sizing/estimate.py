@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from deepspeed_provider.sizing import notes
 from deepspeed_provider.sizing.architecture import Architecture
@@ -30,6 +31,14 @@ class ParameterCounts:
     adapters: int
 
 
+class Fit(StrEnum):
+    """Whether a GPU is large enough."""
+
+    YES = "yes"  # with what the allocator usually holds beyond its tensors
+    TIGHT = "tight"  # the tensors fit; the allocator will have to give back what it caches
+    NO = "no"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
     """Of the fullest GPU, at the moment that needs most (``peak_at``)."""
@@ -51,6 +60,17 @@ class GpuMemory:
     def allocated_bytes(self) -> int:
         """Tensors (``torch.cuda.max_memory_allocated``)."""
         return sum(part.bytes for part in self.parts if part.name not in OUTSIDE_TENSORS)
+
+    @property
+    def minimum_bytes(self) -> int:
+        """Without fragmentation: below this no run can be. An allocator short of memory frees its unused blocks."""
+        return sum(part.bytes for part in self.parts if part.name != "fragmentation")
+
+    def fits(self, capacity_bytes: int) -> Fit:
+        """Whether a GPU of this capacity is large enough."""
+        if self.total_bytes <= capacity_bytes:
+            return Fit.YES
+        return Fit.TIGHT if self.minimum_bytes <= capacity_bytes else Fit.NO
 
     def part(self, name: str) -> int:
         """Bytes of a part; 0 where there is none."""

@@ -46,7 +46,8 @@ def mode(architecture: Architecture, weights: Weights, options: TrainingOptions)
     width = PRECISIONS[options.precision].weight
     wide = unquantized_width(options)
     ranks = {} if weights.adapters is None else {linear.role: rank for linear, rank in weights.adapters.ranks.items()}
-    eager = not architecture.fused_attention or (architecture.attention_softcap and options.attention is Attention.SDPA)
+    unfused = not architecture.fused_attention or architecture.attention_softcap
+    eager = options.attention is Attention.SDPA and unfused
     return Mode(
         micro_batch_size=options.micro_batch_size,
         sequence_length=options.sequence_length,

@@ -39,8 +39,10 @@ def warnings(architecture: Architecture, found: Weights, options: TrainingOption
             "ZeRO 3 cannot partition 4-bit weights stored as uint8: every GPU holds them all. "
             "quant_storage 'bf16' lets it."
         )
-    if options.attention is not Attention.EAGER and not architecture.fused_attention:
-        warned.append("This model's code has eager attention only: counted as that.")
+    if options.attention is Attention.SDPA and not architecture.fused_attention:
+        warned.append("This model's code in transformers has eager attention only: counted as that.")
+    elif options.attention is Attention.FLASH and not architecture.fused_attention:
+        warned.append("This model's code in transformers has no flash attention; another implementation is assumed.")
     elif options.attention is Attention.SDPA and architecture.attention_softcap:
         warned.append("This model caps its attention scores, which SDPA cannot: counted as eager attention.")
     if architecture.max_positions and options.sequence_length > architecture.max_positions:

@@ -55,10 +55,12 @@ class Attention(StrEnum):
 
 
 class Loss(StrEnum):
-    """``full``: all logits in fp32. ``chunked``: logits of one piece of the tokens at a time, after the
-    model has made them all. ``fused``: head and cross-entropy in one kernel, no logits kept."""
+    """``full``: all logits in fp32, as transformers does. ``kernel``: cross-entropy in one kernel that reads
+    the logits as they are. ``chunked``: in fp32 one piece of the tokens at a time (torchtune). ``fused``:
+    head and cross-entropy in one kernel, no logits kept (Liger)."""
 
     FULL = "full"
+    KERNEL = "kernel"
     CHUNKED = "chunked"
     FUSED = "fused"
 
