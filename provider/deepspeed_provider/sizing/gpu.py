@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from deepspeed_provider.sizing import zero
 from deepspeed_provider.sizing.activations import Moment, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.decoder import Mode
 from deepspeed_provider.sizing.options import Attention, Method, Padding, QuantStorage, TrainingOptions
-from deepspeed_provider.sizing.overhead import CUBLAS_WORKSPACE_BYTES, overhead
+from deepspeed_provider.sizing.overhead import CUBLAS_WORKSPACE_BYTES, Step, overhead
 from deepspeed_provider.sizing.parts import Part, present
 from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
 from deepspeed_provider.sizing.weights import Weights, unquantized_width
@@ -277,22 +279,27 @@ def _step(weights: Weights, options: TrainingOptions) -> list[Part]:
     return parts
 
 
-def _outside(parts: list[Part], options: TrainingOptions) -> list[Part]:
-    moving = sum(part.bytes for part in parts if part.name in MOVING)
-    logits = sum(part.bytes for part in parts if part.name == "logits_and_loss")
-    found = overhead(
-        moving_bytes=moving,
-        logits_bytes=logits,
+def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
+    """What of these parts the overhead depends on."""
+    sizes = {part.name: part.bytes for part in parts}
+    return Step(
+        moving_bytes=sum(size for name, size in sizes.items() if name in MOVING),
+        logits_bytes=sizes.get("logits_and_loss", 0),
         gathers=options.zero_stage == 3 and options.world_size > 1,
         lengths_change=options.padding is Padding.LONGEST,
         world_size=options.world_size,
     )
+
+
+def _outside(parts: list[Part], options: TrainingOptions) -> list[Part]:
+    step = overhead_step(parts, options)
+    found = overhead(step)
     return [
         Part(
             name="fragmentation",
             bytes=found.fragmentation,
             formula="fixed + share x what is made and freed each step (+ logits, where lengths change)",
-            numbers={"moving": moving, "logits": logits},
+            numbers={"moving": step.moving_bytes, "logits": step.logits_bytes},
             source="reserved against allocated memory, measured",
         ),
         Part(

@@ -16,11 +16,6 @@ MIB: Final = 2**20
 # forward and the one that runs backward have one each.
 CUBLAS_WORKSPACE_BYTES: Final = 2 * 8_519_680
 
-# Beside a process's allocator: kernels' code and local memory. 141 MiB on a T4, 400 to 600 on later GPUs.
-CUDA_CONTEXT_BYTES: Final = 600 * MIB
-# Communicators' channels and buffers, once there is more than one GPU.
-NCCL_BYTES: Final = 600 * MIB
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fragmentation:
@@ -31,14 +26,55 @@ class Fragmentation:
     moving_share: float
 
 
-# Weights that stay in place leave holes only where a step's tensors do not fit into each other's.
-IN_PLACE: Final = Fragmentation(fixed_bytes=500 * MIB, moving_share=0.15)
-# Gathered parameters come and go on a stream of their own, and a block that two streams have used
-# waits for both.
-GATHERED: Final = Fragmentation(fixed_bytes=1000 * MIB, moving_share=0.30)
-# Batches padded to their own longest sequence: each step's logits have another size, and the blocks
-# of the steps before do not fit them. Share of the logits' and the loss's peak.
-CHANGING_LENGTHS: Final = 1.5
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """All calibrated numbers.
+
+    Attributes:
+        in_place: weights that stay in place leave holes only where a step's tensors do not fit into
+            each other's.
+        gathered: gathered parameters come and go on a stream of their own, and a block that two
+            streams have used waits for both.
+        changing_lengths: where batches are padded to their own longest sequence, each step's logits
+            have another size, and the blocks of the steps before do not fit them; share of the
+            logits' and the loss's peak.
+        cuda_context_bytes: beside a process's allocator, kernels' code and local memory.
+        nccl_bytes: communicators' channels and buffers, once there is more than one GPU.
+    """
+
+    in_place: Fragmentation
+    gathered: Fragmentation
+    changing_lengths: float
+    cuda_context_bytes: int
+    nccl_bytes: int
+
+
+CALIBRATION: Final = Calibration(
+    in_place=Fragmentation(fixed_bytes=500 * MIB, moving_share=0.15),
+    gathered=Fragmentation(fixed_bytes=1000 * MIB, moving_share=0.30),
+    changing_lengths=1.5,
+    cuda_context_bytes=600 * MIB,
+    nccl_bytes=600 * MIB,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What of one step the overhead depends on.
+
+    Attributes:
+        moving_bytes: made and freed in each step, at the peak.
+        logits_bytes: of that, for logits and loss.
+        gathers: whether parameters are gathered for use (ZeRO 3 on more than one GPU).
+        lengths_change: whether batches differ in length.
+        world_size: number of GPUs.
+    """
+
+    moving_bytes: int
+    logits_bytes: int
+    gathers: bool
+    lengths_change: bool
+    world_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +86,12 @@ class Overhead:
     nccl: int
 
 
-def overhead(*, moving_bytes: int, logits_bytes: int, gathers: bool, lengths_change: bool, world_size: int) -> Overhead:
-    """``moving_bytes``: what is made and freed in each step, at its peak, ``logits_bytes`` of it for the loss."""
-    kind = GATHERED if gathers else IN_PLACE
-    changing = CHANGING_LENGTHS * logits_bytes if lengths_change else 0
+def overhead(step: Step, calibration: Calibration = CALIBRATION) -> Overhead:
+    """Fragmentation, context and communication of one GPU."""
+    kind = calibration.gathered if step.gathers else calibration.in_place
+    changing = calibration.changing_lengths * step.logits_bytes if step.lengths_change else 0
     return Overhead(
-        fragmentation=kind.fixed_bytes + round(kind.moving_share * moving_bytes + changing),
-        cuda_context=CUDA_CONTEXT_BYTES,
-        nccl=NCCL_BYTES if world_size > 1 else 0,
+        fragmentation=kind.fixed_bytes + round(kind.moving_share * step.moving_bytes + changing),
+        cuda_context=calibration.cuda_context_bytes,
+        nccl=calibration.nccl_bytes if step.world_size > 1 else 0,
     )
