@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from deepspeed_provider.cli_report import print_report
 from deepspeed_provider.cli_request import KEYS, answer
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
-from deepspeed_provider.sizing.wire import estimate_as_json, problems_as_json
+from deepspeed_provider.sizing.wire import estimate_as_json, failure_as_json, problems_as_json
 
 MODEL_PANEL = "Model"
 OUTPUT_PANEL = "Output"
@@ -111,16 +112,23 @@ def _answer_lines(lines: Iterable[bytes], source: ModelSource, *, explain: bool)
     """Prints an answer for each line that is not blank; whether all were without errors."""
     good = True
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = answer(_values(line), source)
-        except SpecError as error:
-            good = False
-            _print_json(problems_as_json(error.problems, line=number))
-        else:
-            _print_json(estimate_as_json(found.estimate, model=found.model.name, explain=explain))
+        if line.strip():
+            content = _answered(line, number, source, explain=explain)
+            good = good and "error" not in content
+            _print_json(content)
     return good
+
+
+def _answered(line: bytes, number: int, source: ModelSource, *, explain: bool) -> Mapping[str, Any]:
+    try:
+        found = answer(_values(line), source)
+    except SpecError as error:
+        return problems_as_json(error.problems, line=number)
+    except Exception as error:  # noqa: BLE001
+        # A mistake of ours on one line must not cost the answers to all that follow.
+        traceback.print_exc()
+        return failure_as_json(f"internal error, please report it: {type(error).__name__}: {error}", line=number)
+    return estimate_as_json(found.estimate, model=found.model.name, explain=explain)
 
 
 def _values(line: bytes) -> Mapping[str, Any]:
@@ -141,13 +149,15 @@ def _unreadable(line: bytes, problem: str) -> SpecError:
 
 def _tell(error: SpecError, *, as_json: bool) -> None:
     """All problems, named as they are typed; also as JSON where a program reads the answer."""
+    content = problems_as_json(error.problems)
     if as_json:
-        _print_json(problems_as_json(error.problems))
+        _print_json(content)
     console = Console(stderr=True, soft_wrap=True)
-    for problem in error.problems:
-        name = flag(problem.field) if problem.field in (*KEYS, "batch") else problem.field
-        value = "" if problem.value is None else f" {problem.value!r}"
-        text = f"{name}{value}: {problem.problem}. {problem.suggestion}".rstrip()
+    for problem in content["error"]["problems"]:
+        field = problem["field"]
+        name = flag(field) if field in (*KEYS, "batch") else f"In the model's config, {field}"
+        value = "" if problem["value"] is None else f" {problem['value']!r}"
+        text = f"{name}{value}: {problem['problem']}. {problem['suggestion']}".rstrip()
         console.print(text, style="red", markup=False, highlight=False)
 
 

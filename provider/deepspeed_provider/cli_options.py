@@ -26,7 +26,9 @@ HELP: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "gradient_accumulation_steps": ("N", "Micro-batches per optimizer step."),
             "gradient_checkpointing": ("", "Keep only each layer's input, and compute the rest again."),
             "attention": ("NAME", "The attention code."),
-            "loss": ("NAME", "full: all logits in fp32; chunked: a piece at a time; fused: no logits kept."),
+            "loss": ("NAME", "How it is computed: full keeps all logits in fp32, fused keeps none."),
+            "padding": ("NAME", "To what sequences are padded: the sequence length, or the longest of a batch."),
+            "holds_outputs": ("", "The training loop holds the model's logits through the backward pass."),
         },
         "Cluster and ZeRO": {
             "gpus_per_node": ("N", "GPUs of one node."),

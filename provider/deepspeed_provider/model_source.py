@@ -56,7 +56,7 @@ class ModelSource:
 
     def __init__(self, *, fetch: Fetch | None = None) -> None:
         self._fetch = fetch
-        self._known: dict[str, Model] = {}
+        self._known: dict[str, Model | SpecError] = {}
 
     def model(self, given: object) -> Model:
         """``given``: a hub id or its last part, the path of a config.json or of its folder, or a config.
@@ -69,8 +69,18 @@ class ModelSource:
         if not isinstance(given, str) or not given.strip():
             raise _refused(given, "is neither a name, nor a path, nor a config", "Give a name such as 'gpt2'.")
         if given not in self._known:
-            self._known[given] = Model(name=given, architecture=_architecture(self._config(given.strip())))
-        return self._known[given]
+            self._known[given] = self._read(given)
+        known = self._known[given]
+        if isinstance(known, SpecError):
+            raise SpecError(known.problems)
+        return known
+
+    def _read(self, given: str) -> Model | SpecError:
+        """An error is remembered too: a network that does not answer is waited for once."""
+        try:
+            return Model(name=given, architecture=_architecture(self._config(given.strip())))
+        except SpecError as error:
+            return error
 
     def _config(self, given: str) -> Mapping[str, Any]:
         path = Path(given).expanduser() if given.startswith("~/") else Path(given)

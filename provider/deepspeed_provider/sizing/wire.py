@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from deepspeed_provider.errors import FieldProblem
+from deepspeed_provider.sizing.estimate import GpuMemory, MemoryEstimate, Store
+from deepspeed_provider.sizing.parts import Part
 
-from .estimate import GpuMemory, MemoryEstimate, Store
-from .parts import Part
+LONGEST_VALUE: Final = 200
 
 
 def estimate_as_json(found: MemoryEstimate, *, model: str, explain: bool = False) -> dict[str, Any]:
@@ -33,12 +34,17 @@ def estimate_as_json(found: MemoryEstimate, *, model: str, explain: bool = False
 
 def problems_as_json(problems: Iterable[FieldProblem], *, line: int | None = None) -> dict[str, Any]:
     """``{"error": {"message", "problems"}}``, with the line of a batch where there is one."""
-    listed = list(problems)
+    listed = [dataclasses.replace(problem, value=_plain(problem.value)) for problem in problems]
     error = {
         "message": " ".join(str(problem) for problem in listed),
-        "problems": [dataclasses.asdict(problem) | {"value": _plain(problem.value)} for problem in listed],
+        "problems": [dataclasses.asdict(problem) for problem in listed],
     }
     return {"error": error} if line is None else {"error": error, "line": line}
+
+
+def failure_as_json(message: str, *, line: int) -> dict[str, Any]:
+    """As for problems, where no field is to blame."""
+    return {"error": {"message": message, "problems": []}, "line": line}
 
 
 def _gpu(memory: GpuMemory) -> dict[str, Any]:
@@ -75,7 +81,4 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-_LONGEST = 500
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
