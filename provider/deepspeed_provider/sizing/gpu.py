@@ -9,7 +9,7 @@ from deepspeed_provider.sizing import zero
 from deepspeed_provider.sizing.activations import Moment, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.decoder import Mode
-from deepspeed_provider.sizing.options import Attention, Method, Padding, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.options import Attention, Method, Optimizer, Padding, QuantStorage, TrainingOptions
 from deepspeed_provider.sizing.overhead import CUBLAS_WORKSPACE_BYTES, Step, overhead
 from deepspeed_provider.sizing.parts import Part, present
 from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
@@ -265,6 +265,7 @@ def _step(weights: Weights, options: TrainingOptions) -> list[Part]:
                 source="DeepSpeed stage_1_and_2.py and stage3.py: gradients are cast for the step",
             )
         )
+    parts += _foreach(weights, options)
     if options.zero_stage in (1, 2) and options.world_size > 1:
         elements = min(options.allgather_bucket_size, weights.trained)
         parts.append(
@@ -277,6 +278,21 @@ def _step(weights: Weights, options: TrainingOptions) -> list[Part]:
             )
         )
     return parts
+
+
+def _foreach(weights: Weights, options: TrainingOptions) -> list[Part]:
+    """torch's own Adam, by default, takes the square roots of all second moments in one list."""
+    if options.zero_stage or weights.widths.master or options.optimizer is not Optimizer.ADAMW:
+        return []
+    return [
+        Part(
+            name="optimizer_temporaries",
+            bytes=weights.trained * weights.widths.state,
+            formula="s x T",
+            numbers={"s": weights.widths.state, "T": weights.trained},
+            source="torch.optim.adam _multi_tensor_adam: exp_avg_sq_sqrt (none with fused=True)",
+        )
+    ]
 
 
 def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
