@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 
-from benches import overhead, parse_time
+from benches import accuracy, overhead, parse_time
 
-BENCHES = {"parse": parse_time.measure, "overhead": overhead.measure}
+BENCHES = {"accuracy": accuracy.measure, "parse": parse_time.measure, "overhead": overhead.measure}
 
 
 def main() -> None:

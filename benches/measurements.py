@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_provider.errors import SpecError
+from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.estimate import MemoryEstimate, estimate
 from deepspeed_provider.sizing.families import architecture
-from deepspeed_provider.sizing.options import TrainingOptions, parse_options
+from deepspeed_provider.sizing.options import Attention, Loss, TrainingOptions, parse_options
 
 DATA = Path(__file__).parents[1] / "tests" / "sizing" / "data"
-GB, GIB = 10**9, 2**30
+GB, GIB, MIB = 10**9, 2**30, 2**20
 # Sources whose script trains with the Hugging Face trainer, which lets go of the model's output
 # before the backward pass. The others hold it, or do not say.
 USES_TRAINER = ("QwenLM", "ms-swift")
@@ -67,7 +68,8 @@ def measurements() -> list[Measurement]:
 
 
 def _config(row: dict[str, str], configs: dict[str, Any]) -> dict[str, Any] | None:
-    name = row["hf_config"]
+    # "as qwen2": the first Qwen's sizes in the later class, as Qwen1.5 has them.
+    name = row["hf_config"].replace("Qwen-72B(as qwen2)", "Qwen1.5-72B")
     if name in configs:
         found: dict[str, Any] = configs[name]["config"]
         return found
@@ -127,6 +129,8 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
 def _precision(row: dict[str, str]) -> str:
     if row["optimizer_state_bytes"].startswith("4"):
         return "pure-bf16"
+    if "fp32 weights" in row["note"]:
+        return "fp32"
     return "fp16" if row["weights_dtype"] == "fp16" or "fp16 compute" in row["note"] else "bf16"
 
 
@@ -160,3 +164,36 @@ def _adapters(row: dict[str, str]) -> dict[str, Any]:
         found["quant_storage"] = "bf16" if "bf16 storage" in row["weights_dtype"] else "uint8"
         found["upcast_unquantized"] = "fp32 emb" in row["weights_dtype"] or row["weights_dtype"] == "bnb-nf4"
     return found
+
+
+def known_to_fit() -> list[tuple[Architecture, TrainingOptions, int]]:
+    """(model, options, capacity of the GPU in bytes) of each row of MosaicML's throughput tables.
+
+    llm-foundry's own code: biases, learned positions, flash attention, cross-entropy in one kernel.
+    """
+    with (DATA / "mpt_throughput.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return [_that_fits(row) for row in rows]
+
+
+def _that_fits(row: dict[str, str]) -> tuple[Architecture, TrainingOptions, int]:
+    config = {
+        **model_config(f"llm-foundry/mpt-{row['model']}"),
+        "max_seq_len": int(row["seq_len"]),
+        "no_bias": False,
+        "attn_config": {"alibi": False},
+    }
+    gpus = int(row["n_gpus"])
+    options = TrainingOptions(
+        zero_stage=3 if row["sharding"] == "FULL_SHARD" else 2,
+        gpus_per_node=min(8, gpus),
+        nodes=max(1, gpus // 8),
+        micro_batch_size=int(row["micro_batch"]),
+        sequence_length=int(row["seq_len"]),
+        gradient_accumulation_steps=int(row["grad_accum"]),
+        gradient_checkpointing=row["act_ckpt"] == "True",
+        attention=Attention.FLASH,
+        loss=Loss.KERNEL,
+        holds_outputs=False,
+    )
+    return architecture(config), options, (40 if "40gb" in row["gpu"] else 80) * GIB
