@@ -70,6 +70,10 @@ MECHANISMS: tuple[tuple[Callable[[Measurement], bool], str], ...] = (
         "fewer copies of the logits than the loss of today's transformers keeps",
     ),
     (
+        lambda m: m.tier == "B",
+        "what is held beyond the tensors varies between this source's runs by more than any one share of them gives",
+    ),
+    (
         lambda m: m.tier == "C" and m.options.loss.value == "fused",
         "expandable segments and NCCL buffers of a ZeRO 3 run, rounded by its author",
     ),
