@@ -183,6 +183,12 @@ class TestOptions:
             assert f"─ {panel} ─" in said
         assert "(default: 2048)" in said
 
+    def test_a_narrow_terminal_shows_every_name(self):
+        shown = CliRunner().invoke(app, ["estimate", "--help"], env={"COLUMNS": "80"}).output
+        assert {flag(name) for name in TrainingOptions.model_fields} <= set(
+            re.findall(r"--[a-z0-9-]+(?![a-z0-9…-])", shown)
+        )
+
     @pytest.mark.parametrize("name", TrainingOptions.model_fields)
     def test_each_field_is_an_option_that_does_something(self, name):
         field = TrainingOptions.model_fields[name]
@@ -274,7 +280,7 @@ LINES = {
     "no model": ({"method": "lora"}, {"model"}),
     "unknown keys": ({"model": "gpt2", "modle": 1, "micro-batch-size": 2}, {"modle", "micro-batch-size"}),
     "model and options": ({"model": "gpt3", "nodes": 0, "method": "x"}, {"model", "nodes", "method"}),
-    "config and options": ({"model": model_config("gpt2") | {"n_embd": 0}, "nodes": "x"}, {"n_embd", "nodes"}),
+    "config and options": ({"model": model_config("gpt2") | {"n_layer": 0}, "nodes": "x"}, {"n_layer", "nodes"}),
     "not finite": ('{"model": "gpt2", "nodes": NaN, "lora_dropout": Infinity}', {"nodes", "lora_dropout"}),
     "huge": ({"model": "gpt2", "nodes": 10**30, "sequence_length": "9" * 40}, {"nodes", "sequence_length"}),
     "lists and objects": ({"model": ["gpt2"], "method": {}, "nodes": []}, {"model", "method", "nodes"}),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -68,6 +69,14 @@ class TestWhatIsGiven:
         found = ModelSource().model(model_config("gpt2") | {"_name_or_path": "mine"})
         assert (found.name, found.architecture.parameters) == ("mine", GPT2)
 
+    def test_a_pipe(self, tmp_path):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_text, args=(json.dumps(model_config("gpt2")),))
+        writer.start()
+        assert ModelSource().model(str(pipe)).architecture.parameters == GPT2
+        writer.join()
+
     def test_each_is_read_once(self, folder):
         source = ModelSource()
         first = source.model(str(folder))
@@ -106,7 +115,7 @@ class TestWhatCannotBeRead:
             ("nothing.json", "there is no such file"),
             ("/nowhere/model", "there is no such file"),
             ("~/nothing-there", "there is no such file"),
-            ("/dev/zero", "there is no such file"),
+            ("/dev/zero", "is too large to be a config"),
             ("a\0b", "is not in the bundled catalogue"),
             ("x" * 5000, "is not in the bundled catalogue"),
             ("Llama-2-7b-hff", "is not in the bundled catalogue"),

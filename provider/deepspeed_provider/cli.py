@@ -14,12 +14,13 @@ from rich.console import Console
 
 from deepspeed_provider import __version__
 from deepspeed_provider.cli_estimate import estimate
+from deepspeed_provider.cli_options import long_names
 from deepspeed_provider.errors import EngineError, SpecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 engine_app = typer.Typer(no_args_is_help=True, help="The embedded Spark Connect engine on this machine.")
 app.add_typer(engine_app, name="engine")
-app.command("estimate")(estimate)
+app.command("estimate", epilog=long_names())(estimate)
 
 Home = Annotated[
     Path | None,

@@ -29,6 +29,7 @@ def estimate(
     model: Annotated[
         str | None,
         typer.Option(
+            metavar="MODEL",
             help="A bundled model's name, the path of a config.json or of a model's folder, or a hub id (--download).",
             rich_help_panel=MODEL_PANEL,
         ),
@@ -43,14 +44,22 @@ def estimate(
     ] = None,
     download: Annotated[
         bool,
-        typer.Option("--download", help="Fetch the config of an unknown hub id.", rich_help_panel=MODEL_PANEL),
+        typer.Option(
+            "--download", metavar="", help="Fetch the config of an unknown hub id.", rich_help_panel=MODEL_PANEL
+        ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option("--json", metavar="", help="Print one JSON object, sizes in bytes.", rich_help_panel=OUTPUT_PANEL),
     ] = False,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Show each part's formula, numbers and source.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--explain",
+            metavar="",
+            help="Show each part's formula, numbers and source.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
     batch: Annotated[
         str | None,

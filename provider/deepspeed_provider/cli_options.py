@@ -63,6 +63,8 @@ HELP: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
 )
 
 OTHER_PANEL: Final = "Other options"
+# A terminal of 80 columns cuts names of options off that are about as long as this.
+LONG_NAME: Final = 19
 
 
 def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,6 +87,12 @@ def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
 def flag(field: str) -> str:
     """The option as it is typed."""
     return f"--{field.replace('_', '-')}"
+
+
+def long_names() -> str:
+    """A sentence with the options that a narrow terminal cuts off in the list, in full."""
+    names = [name for name in TrainingOptions.model_fields if len(flag(name)) > LONG_NAME]
+    return f"Long names in full: {', '.join(map(flag, names))}. A switch is turned off with --no- before its name."
 
 
 def choices(field: FieldInfo) -> list[str]:

@@ -123,11 +123,12 @@ def parse_parameter_count(given: object) -> int:
 def read_config(file: Path, given: str) -> Mapping[str, Any]:
     """The object in a JSON file, which the user called ``given``."""
     try:
-        if file.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise _refused(given, "is too large to be a config", f"Give a model's {CONFIG_FILE}.")
-        text = file.read_bytes()
+        with file.open("rb") as opened:
+            text = opened.read(LARGEST_CONFIG_BYTES + 1)
     except OSError as error:
         raise _refused(given, f"cannot be read ({error.strerror})", "Check its permissions.") from None
+    if len(text) > LARGEST_CONFIG_BYTES:
+        raise _refused(given, "is too large to be a config", f"Give a model's {CONFIG_FILE}.")
     return _parsed(text, given)
 
 
@@ -216,9 +217,9 @@ def _own_name(config: Mapping[str, Any]) -> str:
 
 
 def _is(path: Path, kind: str) -> bool:
-    """Names that no file system takes are no files."""
+    """Names that no file system takes are no files; a pipe is one."""
     try:
-        return path.is_dir() if kind == "dir" else path.is_file()
+        return path.exists() and path.is_dir() == (kind == "dir")
     except (OSError, ValueError):
         return False
 
