@@ -56,11 +56,11 @@ class Tracker(TorchDispatchMode):
 
 
 class _Nf4Matmul(torch.autograd.Function):
-    """Dequantises in forward and in backward, saves only the packed weight."""
+    """Dequantises in forward and in backward; keeps the packed weight beside autograd, as bitsandbytes does."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, absmax: torch.Tensor, out_features: int) -> Any:
-        ctx.save_for_backward(packed, absmax)
+        ctx.tensors = (packed, absmax)
         ctx.shape = (out_features, x.shape[-1])
         return x @ x.new_empty(ctx.shape).t()
 
@@ -186,7 +186,8 @@ def _count(case: Case, model: Any) -> dict[str, int]:
             counted["resident"] = tracker.alive
             ids = torch.randint(0, vocab, shape)
             tracker.reset_peak()
-            out = model(input_ids=ids, labels=ids)
+            # Real batches are padded: without a mask the model code leaves it out, or not, by itself.
+            out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
             counted["forward_peak"] = tracker.peak
             out.loss.backward()
             counted["backward_peak"] = tracker.peak

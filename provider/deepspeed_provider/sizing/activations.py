@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .architecture import Architecture
-from .decoder import Mode, head_tape, layer_tape
-from .tape import Footprint
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.decoder import Mode, head_tape, layer_tape
+from deepspeed_provider.sizing.tape import Footprint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """One point of the backward pass: bytes of activations by kind, and how far the gradients are.
 
-    ``gradients_done`` is the share of the weights whose gradients have been made by then;
-    ``gradient_in_flight`` bytes are being made, and are not yet where gradients are kept;
-    ``beyond_kept_gradients`` is what of them is beyond the gradients done, where those stay in place.
+    ``gradients_done`` is the share of the weights whose gradients were made before it;
+    ``gradient_in_flight`` bytes are being made, and are handed on one by one;
+    ``beyond_kept_gradients`` takes its place where gradients stay where they are made.
     """
 
     name: str
@@ -39,70 +39,121 @@ def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> t
     The first backward step of the head; the backward step of the last layer (most activations),
     of the first layer (most gradients); the embedding's.
     """
-    head_program, held = head_tape(architecture, mode)
-    head = head_program.run(held=held)
-    layers = [(layer.count, layer_tape(architecture, layer, mode).run()) for layer in architecture.layers]
-    # A fused loss makes its gradients, and its peak, in the forward pass.
-    loss = max(head.backward_peak - head.in_flight, head.forward_peak)
-    stream = mode.tokens * architecture.hidden_size * mode.stream_width
-    kept = sum(count * (stream if checkpointing else footprint.retained) for count, footprint in layers)
-    kept_name = "checkpoints" if checkpointing else "layer_activations"
-    mask = mode.tokens * mode.sequence_length if mode.attention != "flash" else 0
-    logits = sum(value.bytes for value in held)
-    tied = architecture.token_embedding_parameters * mode.compute_width if _tied(architecture, mode) else 0
-    working = max(layers, key=lambda item: _transient(item[1], checkpointing))[1]
-    transient = _transient(working, checkpointing)
-    shared = {"attention_mask": mask, "logits_and_loss": logits}
-    first = stream if checkpointing else working.retained
-    return (
-        Moment(
-            name="head",
-            activations={
-                kept_name: kept,
-                "attention_mask": mask,
-                "logits_and_loss": loss,
-            },
-            gradients_done=0.0,
-            gradient_in_flight=head.in_flight,
-            beyond_kept_gradients=head.in_flight,
-        ),
-        Moment(
-            name="last layer",
-            activations={kept_name: kept, "working_layer": transient - working.in_flight, **shared},
-            gradients_done=0.0,
-            gradient_in_flight=tied + working.in_flight,
-            beyond_kept_gradients=tied + working.in_flight,
-        ),
-        Moment(
-            name="first layer",
-            activations={kept_name: first, "working_layer": transient - working.in_flight, **shared},
-            gradients_done=1.0,
-            gradient_in_flight=tied + working.in_flight,
-            beyond_kept_gradients=0,
-        ),
-        Moment(
-            name="embedding",
-            activations={"working_layer": stream, **shared},
-            gradients_done=1.0,
-            # A shared weight's two gradients and their sum stand side by side.
-            gradient_in_flight=2 * tied + _embedding_gradient(architecture, mode),
-            beyond_kept_gradients=2 * tied,
-        ),
-    )
+    return _Step(architecture, mode, checkpointing).moments()
 
 
-def _tied(architecture: Architecture, mode: Mode) -> bool:
-    """A shared weight's gradient from the head waits for the embedding's, to be added to it."""
-    return architecture.tied_embeddings and mode.trains_base
+@dataclass(frozen=True, kw_only=True)
+class _Transient:
+    """Bytes beyond what is kept from before: without any weight's gradient, and with those of one kind."""
+
+    bare: int
+    in_flight: int
+    beyond_kept: int
 
 
-def _embedding_gradient(architecture: Architecture, mode: Mode) -> int:
-    return architecture.token_embedding_parameters * mode.compute_width if mode.trains_base else 0
+class _Step:
+    def __init__(self, architecture: Architecture, mode: Mode, checkpointing: bool) -> None:
+        self.architecture, self.mode, self.checkpointing = architecture, mode, checkpointing
+        self.layers = [(layer.count, layer_tape(architecture, layer, mode).run()) for layer in architecture.layers]
+        self.first = self._first_layer()
+        self.stream = mode.tokens * architecture.hidden_size * mode.stream_width
+        # Only as an argument of the checkpointed layers does it outlive the forward pass.
+        self.mask = mode.tokens * mode.sequence_length if checkpointing and mode.attention != "flash" else 0
+        self.embedding = architecture.token_embedding_parameters * mode.compute_width if mode.trains_base else 0
+        # A shared weight's gradient from the head waits for the embedding's, to be added to it.
+        self.waiting = self.embedding if architecture.tied_embeddings else 0
+        of_layers = sum(count * footprint.weight_gradients for count, footprint in self.layers)
+        self.all_gradients = of_layers + 2 * self.embedding - self.waiting
+
+    def _first_layer(self) -> Footprint:
+        """Checkpointing makes even a frozen embedding's output ask for its gradient; else autograd starts later."""
+        if self.mode.trains_base or self.checkpointing:
+            return self.layers[0][1]
+        return layer_tape(self.architecture, self.architecture.layers[0], self.mode, needs_grad=False).run()
+
+    def moments(self) -> tuple[Moment, ...]:
+        program, held = head_tape(self.architecture, self.mode)
+        head = program.run(held=held)
+        kept = self._kept(self.first) + sum(count * self._kept(footprint) for count, footprint in self.layers)
+        kept += self._embedding_output() - self._kept(self.layers[0][1])
+        kept_name = "checkpoints" if self.checkpointing else "layer_activations"
+        logits = {"attention_mask": self.mask, "logits_and_loss": sum(value.bytes for value in held)}
+        loss = _head(head)
+        last = max((footprint for _, footprint in self.layers), key=self._transient_total)
+        first = max((*(footprint for _, footprint in self.layers[1:]), self.first), key=self._total)
+        made_by_head = self.embedding - self.waiting
+        last_layer, first_layer = self._layer(last), self._layer(first)
+        return (
+            Moment(
+                name="head",
+                activations={kept_name: kept, "attention_mask": self.mask, "logits_and_loss": loss.bare},
+                gradients_done=0.0,
+                gradient_in_flight=loss.in_flight,
+                beyond_kept_gradients=loss.beyond_kept,
+            ),
+            Moment(
+                name="last layer",
+                activations={kept_name: kept, "working_layer": last_layer.bare, **logits},
+                gradients_done=self._share(made_by_head),
+                gradient_in_flight=self.waiting + last_layer.in_flight,
+                beyond_kept_gradients=self.waiting + last_layer.beyond_kept,
+            ),
+            Moment(
+                name="first layer",
+                activations={
+                    kept_name: self._embedding_output() + self._kept(first),
+                    "working_layer": first_layer.bare,
+                    **logits,
+                },
+                gradients_done=self._share(self.all_gradients - self.embedding - first.weight_gradients),
+                gradient_in_flight=self.waiting + first_layer.in_flight,
+                beyond_kept_gradients=self.waiting + first_layer.beyond_kept,
+            ),
+            Moment(
+                name="embedding",
+                activations={
+                    "working_layer": self.stream if not self.waiting else max(0, self.stream - self.waiting),
+                    "logits_and_loss": logits["logits_and_loss"],
+                },
+                gradients_done=self._share(self.all_gradients - self.embedding),
+                # A shared weight's two gradients and their sum stand side by side, once the stream's is used.
+                gradient_in_flight=self.embedding + 2 * self.waiting,
+                beyond_kept_gradients=self.embedding + 2 * self.waiting,
+            ),
+        )
+
+    def _kept(self, layer: Footprint) -> int:
+        return self.stream if self.checkpointing else layer.retained
+
+    def _embedding_output(self) -> int:
+        """Asked for its gradient (for checkpointing's sake) it is a leaf, which autograd holds. Without
+        position embeddings it is the first layer's input itself."""
+        if self.mode.trains_base or not self.checkpointing or not self.architecture.position_rows:
+            return 0
+        width = self.architecture.embedding_width or self.architecture.hidden_size
+        return self.mode.tokens * width * self.mode.stream_width
+
+    def _share(self, gradients: int) -> float:
+        return gradients / self.all_gradients if self.all_gradients else 0.0
+
+    def _transient_total(self, layer: Footprint) -> int:
+        found = self._layer(layer)
+        return found.bare + found.in_flight
+
+    def _total(self, layer: Footprint) -> int:
+        return self._kept(layer) + self._transient_total(layer)
+
+    def _layer(self, layer: Footprint) -> _Transient:
+        """Beyond what the layers keep: one layer's backward pass, before it its recomputation."""
+        before = layer.saved_input if self.checkpointing else layer.retained
+        recomputation = layer.recomputation_peak + layer.gradients_before_first_read if self.checkpointing else 0
+        bare = max(layer.backward_peak, recomputation) - before - layer.in_flight
+        kept = max(layer.kept_peak, recomputation) - before
+        return _Transient(bare=bare, in_flight=layer.in_flight, beyond_kept=kept - bare)
 
 
-def _transient(footprint: Footprint, checkpointing: bool) -> int:
-    """Beyond what the layers keep: one layer's backward pass, before it its recomputation."""
-    if not checkpointing:
-        return footprint.backward_peak - footprint.retained
-    recomputation = footprint.forward_peak + footprint.gradients_before_first_read
-    return max(footprint.backward_peak, recomputation) - footprint.saved_input
+def _head(head: Footprint) -> _Transient:
+    """A fused loss makes its gradients, and its peak, in the forward pass."""
+    in_flight = head.in_flight if head.backward_peak > head.forward_peak else 0
+    bare = max(head.backward_peak, head.forward_peak) - in_flight
+    return _Transient(bare=bare, in_flight=in_flight, beyond_kept=max(head.kept_peak, head.forward_peak) - bare)

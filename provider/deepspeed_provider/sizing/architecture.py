@@ -117,6 +117,7 @@ class Architecture:
     fused_attention: bool = True  # False: the model's code has eager attention only
     rotary_concatenates: bool = False  # even where all of a head is turned
     broadcasts_key: bool = False  # one key head meets all query heads unexpanded, which fused kernels refuse
+    holds_attention_output: bool = False  # the layer's code refers to it until the MLP is over
     routes_in_fp32: bool = False  # the router's weights stay fp32 when they scale the experts' output
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0

@@ -7,6 +7,7 @@ They follow the model code of transformers 5.24 and PEFT 0.21, operation by oper
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepspeed_provider.sizing.architecture import Architecture, Experts, Layer, Linear, NormKind, QkNorm, Residual
@@ -60,16 +61,19 @@ class _LayerProgram:
         if self.a.residual is Residual.PARALLEL:
             self._parallel(x)
         else:
-            x = self._branch(x, self._attention)
+            x, attention = self._branch(x, self._attention)
             self._branch(x, self._mlp)
+            if self.a.holds_attention_output:
+                self.tape.keep_until_here(attention)
         return self.tape
 
-    def _branch(self, x: Value, body) -> Value:  # type: ignore[no-untyped-def]
+    def _branch(self, x: Value, body: Callable[[Value], Value]) -> tuple[Value, Value]:
+        """(the stream after it, what was added to the stream)."""
         before = self.a.residual in (Residual.PRE, Residual.SANDWICH)
         after = self.a.residual in (Residual.POST, Residual.SANDWICH)
         inner = body(self._norm(x) if before else x)
         inner = self._norm(inner) if after else self._dropout(inner, self.a.hidden_dropout)
-        return self.tape.add(x, inner)
+        return self.tape.add(x, inner), inner
 
     def _parallel(self, x: Value) -> None:
         first = self._norm(x)
@@ -158,13 +162,19 @@ class _LayerProgram:
     def _math(self, query: Value, key: Value, value: Value) -> Value:
         """SDPA without a fused kernel: everything in fp32."""
         tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
-        wide = tuple(tape.op((tape.cast(x, FP32),), x.elements, FP32) for x in (query, key))
-        value_wide = tape.cast(value, FP32)
-        weights = tape.op(wide, scores, FP32, saved=wide)
+        wide_query, wide_key = (tape.op((tape.cast(x, FP32),), x.elements, FP32) for x in (query, key))
+        wide_value = tape.cast(value, FP32)
+        if self.mode.micro_batch_size > 1:
+            # One head for all is a view as long as there is but one sequence; else each has its place.
+            wide_key, wide_value = (self._expanded(x, query.elements) for x in (wide_key, wide_value))
+        weights = tape.op((wide_query, wide_key), scores, FP32, saved=(wide_query, wide_key))
         weights = tape.add(weights, Value(0, FP32, False))  # mask
         weights = tape.op((weights,), scores, FP32, saves_output=True)
-        out = tape.op((weights, value_wide), query.elements, FP32, saved=(weights, value_wide))
+        out = tape.op((weights, wide_value), query.elements, FP32, saved=(weights, wide_value))
         return tape.cast(out, query.width)
+
+    def _expanded(self, x: Value, elements: int) -> Value:
+        return x if x.elements == elements else self.tape.op((x,), elements, x.width)
 
     def _eager(self, query: Value, key: Value, value: Value) -> Value:
         tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
@@ -335,7 +345,8 @@ def norm(tape: Tape, x: Value, kind: NormKind, *, trained: bool, width: int) -> 
     if kind is NormKind.LAYER:
         return tape.op((x,), x.elements, x.width, saved=(x,), extra_saved=2 * rows * FP32)
     wide = tape.cast(x, FP32)
-    square = tape.op((wide,), x.elements, FP32, saved=(wide,))
+    # Its gradient is grad * (2 * x ** 1), each its own tensor.
+    square = tape.op((wide,), x.elements, FP32, saved=(wide,), backward_temp=2 * x.elements * FP32)
     root = tape.op((square,), rows, FP32, saves_output=True)
     scaled = tape.op((wide, root), x.elements, FP32, saved=(wide, root), backward_temp=x.elements * FP32)
     if kind is NormKind.RMS_UNIT_OFFSET:

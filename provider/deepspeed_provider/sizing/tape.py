@@ -43,6 +43,15 @@ class _Node:
     reads_weight: bool  # its backward step asks for a saved weight
     also_read: tuple[Value, ...] = ()  # still referenced by the caller's frame
 
+    @property
+    def asks_for_saved(self) -> bool:
+        return bool(self.saved) or self.reads_weight
+
+    @property
+    def saves_inputs_only(self) -> bool:
+        """Those are put aside before the operation runs, its output after."""
+        return all(value in self.inputs for value in self.saved)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
@@ -51,15 +60,17 @@ class Footprint:
     retained: int  # saved for the backward pass; a saved input counts
     saved_input: int  # of that, the program's own input
     forward_peak: int
+    recomputation_peak: int  # of the forward pass up to the last tensor that it saves, where checkpointing stops it
     backward_peak: int  # saved tensors and gradients together, the incoming gradient included
     in_flight: int  # of that peak, the gradient of a weight
+    kept_peak: int  # as backward_peak, were gradients of weights kept where they are made
     gradients_before_first_read: int  # alive when the backward pass first asks for something saved
     weight_gradients: int  # of all trainable weights, were they kept
 
 
 @dataclass(eq=False)
 class Tape:
-    """Records a program. ``keep_weight_gradients``: False when each is handed on as soon as it is there."""
+    """Records a program."""
 
     nodes: list[_Node] = field(default_factory=list)
 
@@ -90,6 +101,7 @@ class Tape:
             )
         else:
             kept = ()
+        reads_weight = reads_weight and needs_grad
         self.nodes.append(
             _Node(inputs, output, kept, forward_temp, backward_temp, weight_gradient, passes_gradient, reads_weight)
         )
@@ -115,6 +127,11 @@ class Tape:
             (left, right), left.elements, max(left.width, right.width), passes_gradient=left.width == right.width
         )
 
+    def product(self, left: Value, right: Value, width: int | None = None) -> Value:
+        """Each factor is kept for the other's gradient, if that is asked for."""
+        saved = (left,) * right.needs_grad + (right,) * left.needs_grad
+        return self.op((left, right), left.elements, width or max(left.width, right.width), saved=saved)
+
     def run(self, *, held: tuple[Value, ...] = (), output_gradient: bool = True) -> Footprint:
         """Plays the program. ``held`` values stay referenced until the backward pass is over."""
         return _Player(self.nodes, held).play(output_gradient)
@@ -126,9 +143,12 @@ class _Player:
         self.alive = 0
         self.peak = 0
         self.in_flight = 0
+        self.kept_peak = 0
+        self.made_gradients = 0  # of weights
         self.references: dict[Value, int] = {}
         self.held = held
         self.gradients: dict[Value, Value] = {}
+        self.recomputation_peak = 0
         self.before_first_read: int | None = None
         self.made = {node.output.owner for node in nodes}
         self.sources = {value.owner for node in nodes for value in node.inputs} - self.made
@@ -137,16 +157,19 @@ class _Player:
         self._forward()
         forward_peak, retained = self.peak, self.alive
         saved_input = sum(value.bytes for value in self.references if value not in self.made and value in self.sources)
-        self.peak, self.in_flight = self.alive, 0
+        self.peak = self.kept_peak = self.alive
+        self.in_flight = 0
         self._backward(output_gradient)
         return Footprint(
             retained=retained,
             saved_input=saved_input,
             forward_peak=forward_peak,
+            recomputation_peak=self.recomputation_peak,
             backward_peak=self.peak,
             in_flight=self.in_flight,
+            kept_peak=self.kept_peak,
             gradients_before_first_read=self.before_first_read or 0,
-            weight_gradients=sum(node.weight_gradient for node in self.nodes),
+            weight_gradients=self.made_gradients,
         )
 
     def _hold(self, storage: Value) -> None:
@@ -164,9 +187,10 @@ class _Player:
             self.references[storage] = count
 
     def _see(self, temporary: int = 0, weight_gradient: int = 0) -> None:
-        if self.alive + temporary + weight_gradient > self.peak:
-            self.peak = self.alive + temporary + weight_gradient
-            self.in_flight = weight_gradient
+        now = self.alive + temporary + weight_gradient
+        self.kept_peak = max(self.kept_peak, now + self.made_gradients)
+        if now > self.peak:
+            self.peak, self.in_flight = now, weight_gradient
 
     def _forward(self) -> None:
         readers: dict[Value, int] = {}
@@ -175,7 +199,10 @@ class _Player:
                 readers[value.owner] = readers.get(value.owner, 0) + 1
         for value in self.held:
             readers[value.owner] = readers.get(value.owner, 0) + 1
+        last_saving = next((node for node in reversed(self.nodes) if node.asks_for_saved), None)
         for node in self.nodes:
+            if node is last_saving:
+                self.recomputation_peak = self.peak
             reads = readers.get(node.output.owner, 0) if node.output.storage is None else 0
             for _ in range(reads):
                 self._hold(node.output.owner)
@@ -183,6 +210,8 @@ class _Player:
             for value in node.saved:
                 self._hold(value.owner)
             self._see()
+            if node is last_saving and not node.saves_inputs_only:
+                self.recomputation_peak = self.peak
             for value in (*node.inputs, *node.also_read):
                 if value.owner in self.made:
                     self._release(value.owner)
@@ -194,7 +223,7 @@ class _Player:
             self._give(last, Value(last.elements, last.width, False))
         for node in reversed(self.nodes):
             gradient = self.gradients.pop(node.output, None)
-            if self.before_first_read is None and (node.saved or node.reads_weight):
+            if self.before_first_read is None and node.asks_for_saved:
                 self.before_first_read = self.alive - retained
             if gradient is not None:
                 self._step(node, gradient)
@@ -214,6 +243,7 @@ class _Player:
             self._hold(own)
             given.append((value, own))
         self._see(node.backward_temp, node.weight_gradient)
+        self.made_gradients += node.weight_gradient
         for value, own in given:
             if value in self.gradients:
                 self._release(own)  # added in place
