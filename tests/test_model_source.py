@@ -144,7 +144,7 @@ class TestWhatCannotBeRead:
         [
             ({"num_hidden_layers": 10**18, "hidden_size": 10**200}, {"num_hidden_layers", "hidden_size"}),
             ({"text_config": {"n_layers": 10**9}}, {"n_layers"}),
-            ({"hidden_size": float("nan"), "vocab_size": float("inf")}, {"hidden_size", "vocab_size"}),
+            ({"hidden_size": float("nan"), "rotary_pct": float("inf")}, {"hidden_size", "rotary_pct"}),
         ],
         ids=["huge", "huge inside", "not finite"],
     )

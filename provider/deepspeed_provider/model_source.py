@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -193,23 +194,23 @@ def _parsed(text: bytes, given: str) -> Mapping[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
-    problems = [*_too_large(config), *_too_large(config.get("text_config"))]
+    problems = [*_unusable_numbers(config), *_unusable_numbers(config.get("text_config"))]
     if problems:
         raise SpecError(problems)
     return architecture(config)
 
 
-def _too_large(config: object) -> list[FieldProblem]:
+def _unusable_numbers(config: object) -> Iterator[FieldProblem]:
+    """Those that no model has; Python reads NaN and Infinity in JSON, which has neither."""
     if not isinstance(config, Mapping):
-        return []
-    limits = {name: MOST_LAYERS if name in LAYERS else LARGEST_CONFIG_NUMBER for name in config}
-    return [
-        FieldProblem(
-            field=name, value=value, problem="is more than any model has", suggestion=f"Use at most {limits[name]}."
-        )
-        for name, value in config.items()
-        if isinstance(value, int) and value > limits[name]
-    ]
+        return
+    for name, value in config.items():
+        limit = MOST_LAYERS if name in LAYERS else LARGEST_CONFIG_NUMBER
+        if isinstance(value, float) and not math.isfinite(value):
+            yield FieldProblem(field=name, value=value, problem="is not finite", suggestion="Use a number.")
+        elif isinstance(value, int) and value > limit:
+            problem, works = "is more than any model has", f"Use at most {limit}."
+            yield FieldProblem(field=name, value=value, problem=problem, suggestion=works)
 
 
 def _own_name(config: Mapping[str, Any]) -> str:
