@@ -18,7 +18,6 @@ from typing import Any
 from deepspeed_provider.sizing.catalogue import model_config, model_names
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.lora import adapters
-
 from sizing.case import Case
 
 VERSION = 1
@@ -27,9 +26,18 @@ FIXTURES = Path(__file__).parent / "data" / "oracle.json"
 
 # CPU kernels of dropout keep other things than CUDA's.
 DROPOUTS = (
-    "attention_dropout hidden_dropout embedding_dropout residual_dropout resid_dropout embed_dropout"
-    " resid_pdrop embd_pdrop attn_pdrop dropout activation_dropout"
-).split()
+    "attention_dropout",
+    "hidden_dropout",
+    "embedding_dropout",
+    "residual_dropout",
+    "resid_dropout",
+    "embed_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "dropout",
+    "activation_dropout",
+)
 WAYS = (("full", True), ("full", False), ("lora", True), ("lora", False), ("qlora", True))
 TARGETS = ("all-linear", "all-linear", "q,v", "q,k,v,o", "up,down", "o,down")
 # Of mixtures of experts PEFT adapts fused parameters, by all names or none.

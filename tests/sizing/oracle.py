@@ -14,10 +14,9 @@ import weakref
 from typing import Any
 
 import torch
+from sizing.case import Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from sizing.case import Case
 
 BLOCK = 512
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from deepspeed_provider.sizing.architecture import Architecture
-from deepspeed_provider.sizing.decoder import Mode, head_tape, layer_tape
+from deepspeed_provider.sizing.decoder import Mode, layer_tape
+from deepspeed_provider.sizing.head import head_tape
 from deepspeed_provider.sizing.tape import Footprint
 
 

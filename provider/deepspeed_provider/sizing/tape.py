@@ -192,13 +192,15 @@ class _Player:
         if now > self.peak:
             self.peak, self.in_flight = now, weight_gradient
 
-    def _forward(self) -> None:
+    def _readers(self) -> dict[Value, int]:
         readers: dict[Value, int] = {}
-        for node in self.nodes:
-            for value in (*node.inputs, *node.also_read):
+        for values in (*((*node.inputs, *node.also_read) for node in self.nodes), self.held):
+            for value in values:
                 readers[value.owner] = readers.get(value.owner, 0) + 1
-        for value in self.held:
-            readers[value.owner] = readers.get(value.owner, 0) + 1
+        return readers
+
+    def _forward(self) -> None:
+        readers = self._readers()
         last_saving = next((node for node in reversed(self.nodes) if node.asks_for_saved), None)
         for node in self.nodes:
             if node is last_saving:
