@@ -37,8 +37,8 @@ class Moment:
 def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> tuple[Moment, ...]:
     """The moments at which a step of this architecture can peak.
 
-    The first backward step of the head; the backward step of the last layer (most activations),
-    of the first layer (most gradients); the embedding's.
+    The last layer's forward pass, unless it is gone through again; the first backward step of the head;
+    the backward step of the last layer (most activations), of the first layer (most gradients); the embedding's.
     """
     return _Step(architecture, mode, checkpointing).moments()
 
@@ -59,7 +59,8 @@ class _Step:
         self.first = self._first_layer()
         self.stream = mode.tokens * architecture.hidden_size * mode.stream_width
         # Only as an argument of the checkpointed layers does it outlive the forward pass.
-        self.mask = mode.tokens * mode.sequence_length if checkpointing and mode.attention != "flash" else 0
+        self.whole_mask = mode.tokens * mode.sequence_length if mode.attention != "flash" else 0
+        self.mask = self.whole_mask if checkpointing else 0
         self.embedding = architecture.token_embedding_parameters * mode.compute_width if mode.trains_base else 0
         # A shared weight's gradient from the head waits for the embedding's, to be added to it.
         self.waiting = self.embedding if architecture.tied_embeddings else 0
@@ -84,10 +85,13 @@ class _Step:
         first = max((*(footprint for _, footprint in self.layers[1:]), self.first), key=self._total)
         made_by_head = self.embedding - self.waiting
         last_layer, first_layer = self._layer(last), self._layer(first)
+        tables = {"position_tables": self._position_tables()}
+        logits |= tables
         return (
+            *self._last_forward(kept, tables),
             Moment(
                 name="head",
-                activations={kept_name: kept, "attention_mask": self.mask, "logits_and_loss": loss.bare},
+                activations={kept_name: kept, **tables, "attention_mask": self.mask, "logits_and_loss": loss.bare},
                 gradients_done=0.0,
                 gradient_in_flight=loss.in_flight,
                 beyond_kept_gradients=loss.beyond_kept,
@@ -122,6 +126,34 @@ class _Step:
                 beyond_kept_gradients=self.embedding + 2 * self.waiting,
             ),
         )
+
+    def _last_forward(self, kept: int, tables: Mapping[str, int]) -> tuple[Moment, ...]:
+        """The model's and the layer's frames still refer to the embedding's output and to the layer's input."""
+        if self.checkpointing:
+            return ()
+        working = max(layer.forward_peak - layer.retained + self._unsaved_input(layer) for _, layer in self.layers)
+        embedded = self.stream if self.architecture.position_rows else self._unsaved_input(self.first)
+        return (
+            Moment(
+                name="last layer forward",
+                activations={
+                    "layer_activations": kept,
+                    "working_layer": working + embedded,
+                    "attention_mask": self.whole_mask,
+                    **tables,
+                },
+                gradients_done=0.0,
+                gradient_in_flight=0,
+                beyond_kept_gradients=0,
+            ),
+        )
+
+    def _unsaved_input(self, layer: Footprint) -> int:
+        return 0 if layer.saved_input else self.stream
+
+    def _position_tables(self) -> int:
+        """Sine and cosine of every position, which all layers share."""
+        return 2 * self.mode.sequence_length * self.architecture.rotary_dim * self.mode.stream_width
 
     def _kept(self, layer: Footprint) -> int:
         return self.stream if self.checkpointing else layer.retained

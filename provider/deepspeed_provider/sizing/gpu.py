@@ -24,6 +24,7 @@ MOVING = frozenset(
         "working_layer",
         "logits_and_loss",
         "attention_mask",
+        "position_tables",
         "gradient_in_flight",
         "gathered_parameters",
     }
@@ -204,6 +205,7 @@ _ACTIVATION_FORMULAS = {
     "working_layer": "one layer's backward pass (and recomputation, when checkpointing)",
     "logits_and_loss": "tokens x V x (logits, log-probabilities and their gradients)",
     "attention_mask": "batch x s x s booleans",
+    "position_tables": "sine and cosine of each position",
 }
 
 
