@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from deepspeed_provider.cli import app
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.model_source import (
     LARGEST_CONFIG_BYTES,
@@ -23,6 +24,7 @@ from deepspeed_provider.model_source import (
     parse_parameter_count,
 )
 from deepspeed_provider.sizing.catalogue import model_config
+from typer.testing import CliRunner
 
 GPT2 = 124_439_808
 
@@ -276,6 +278,15 @@ class TestHub:
         with pytest.raises(SpecError, match="is not in the bundled catalogue"):
             ModelSource().model("org/there")
         assert not Hub.seen
+
+    def test_the_command_line_has_the_wish(self, hub):
+        words = ["estimate", "--model", "org/there", "--json"]
+        environment = {"HF_ENDPOINT": hub, "HF_TOKEN": "secret"}
+        without = CliRunner().invoke(app, words, env=environment)
+        assert without.exit_code == 2
+        assert not Hub.seen
+        answer = CliRunner().invoke(app, [*words, "--download"], env=environment)
+        assert json.loads(answer.stdout)["parameters"]["total"] == GPT2
 
     def test_nobody_listens(self):
         with socket.socket() as closed:
