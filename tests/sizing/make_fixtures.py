@@ -247,16 +247,24 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")}
 
 
-def document() -> dict[str, Any]:
-    """The whole file: who made it, and all cases with what the oracle counts."""
+def read() -> dict[str, Any]:
+    """{"generator": {"version", "seed"}, "versions": of the libraries counted, "cases": [{"case", "counted"}]}."""
+    found: dict[str, Any] = json.loads(FIXTURES.read_text(encoding="utf-8"))
+    return found
+
+
+def write() -> None:
+    """One case a line."""
     from sizing.oracle import peak_bytes
 
-    counted = []
+    head = {"generator": {"version": VERSION, "seed": SEED}, "versions": versions()}
+    lines = []
     for case in cases():
-        counted.append({"case": dataclasses.asdict(case), "counted": peak_bytes(case)})
-        print(len(counted), case.label, file=sys.stderr, flush=True)
-    return {"generator": {"version": VERSION, "seed": SEED}, "versions": versions(), "cases": counted}
+        lines.append(json.dumps({"case": dataclasses.asdict(case), "counted": peak_bytes(case)}))
+        print(len(lines), case.label, file=sys.stderr, flush=True)
+    text = json.dumps(head)[:-1] + ', "cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    FIXTURES.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    FIXTURES.write_text(json.dumps(document(), indent=1) + "\n")
+    write()

@@ -132,10 +132,9 @@ def _with_adapters(model: Any, case: Case) -> Any:
     return peft.get_peft_model(model, config)
 
 
-def _nf4(linear: torch.nn.Linear, case: Case) -> _Nf4Linear:
-    new = _Nf4Linear(
-        linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta", dtype=torch.bfloat16
-    )
+def _nf4(linear: Any, case: Case) -> _Nf4Linear:
+    shape = (linear.in_features, linear.out_features) if isinstance(linear, torch.nn.Linear) else linear.weight.shape
+    new = _Nf4Linear(*shape, bias=linear.bias is not None, device="meta", dtype=torch.bfloat16)
     count = linear.weight.numel()
     new.weight = torch.nn.Parameter(torch.empty(0, device="meta", dtype=torch.bfloat16), requires_grad=False)
     new.weight.quantised = True

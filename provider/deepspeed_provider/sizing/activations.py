@@ -58,9 +58,9 @@ class _Step:
         self.layers = [(layer.count, layer_tape(architecture, layer, mode).run()) for layer in architecture.layers]
         self.first = self._first_layer()
         self.stream = mode.tokens * architecture.hidden_size * mode.stream_width
-        # Only as an argument of the checkpointed layers does it outlive the forward pass.
-        self.whole_mask = mode.tokens * mode.sequence_length if mode.attention != "flash" else 0
-        self.mask = self.whole_mask if checkpointing else 0
+        self.whole_mask = _mask(architecture, mode)
+        # Booleans outlive the forward pass only as an argument of checkpointed layers; ALiBi's numbers are kept.
+        self.mask = self.whole_mask if checkpointing or architecture.alibi else 0
         self.embedding = architecture.token_embedding_parameters * mode.compute_width if mode.trains_base else 0
         # A shared weight's gradient from the head waits for the embedding's, to be added to it.
         self.waiting = self.embedding if architecture.tied_embeddings else 0
@@ -183,6 +183,15 @@ class _Step:
         bare = max(layer.backward_peak, recomputation) - before - layer.in_flight
         kept = max(layer.kept_peak, recomputation) - before
         return _Transient(bare=bare, in_flight=layer.in_flight, beyond_kept=kept - bare)
+
+
+def _mask(architecture: Architecture, mode: Mode) -> int:
+    """One that all layers share: booleans, or ALiBi's numbers for each head, for SDPA to add."""
+    if mode.attention == "flash":
+        return 0
+    if architecture.alibi and mode.attention == "sdpa":
+        return mode.tokens * mode.sequence_length * architecture.num_heads * mode.stream_width
+    return mode.tokens * mode.sequence_length
 
 
 def _head(head: Footprint) -> _Transient:

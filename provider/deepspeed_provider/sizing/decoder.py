@@ -144,7 +144,9 @@ class _LayerProgram:
     def _fused(self, query: Value, key: Value, value: Value) -> Value:
         """Flash or memory-efficient kernel: keeps inputs, output, log-sum-exp, and SDPA also its mask."""
         mode = self.mode
-        mask = mode.tokens * mode.sequence_length * query.width if mode.attention == "sdpa" else 0
+        # Without ALiBi the mask is made of booleans, anew in each layer.
+        own_mask = mode.attention == "sdpa" and not self.a.alibi
+        mask = mode.tokens * mode.sequence_length * query.width if own_mask else 0
         statistics = mode.tokens * self.a.num_heads * FP32
         return self.tape.op(
             (query, key, value),
@@ -160,17 +162,19 @@ class _LayerProgram:
         tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
         wide_query, wide_key = (tape.op((tape.cast(x, FP32),), x.elements, FP32) for x in (query, key))
         wide_value = tape.cast(value, FP32)
-        if self.mode.micro_batch_size > 1:
-            # One head for all is a view as long as there is but one sequence; else each has its place.
-            wide_key, wide_value = (self._expanded(x, query.elements) for x in (wide_key, wide_value))
+        wide_key = self._in_each_head(wide_key)
         weights = tape.op((wide_query, wide_key), scores, FP32, saved=(wide_query, wide_key))
         weights = tape.add(weights, Value(0, FP32, False))  # mask
         weights = tape.op((weights,), scores, FP32, saves_output=True)
+        wide_value = self._in_each_head(wide_value)
         out = tape.op((weights, wide_value), query.elements, FP32, saved=(weights, wide_value))
         return tape.cast(out, query.width)
 
-    def _expanded(self, x: Value, elements: int) -> Value:
-        return x if x.elements == elements else self.tape.op((x,), elements, x.width)
+    def _in_each_head(self, x: Value) -> Value:
+        """One head for all is a view as long as there is but one sequence; else each product has its copy."""
+        if self.mode.micro_batch_size == 1:
+            return x
+        return self.tape.op((x,), self.tokens * self.a.query_width, x.width)
 
     def _eager(self, query: Value, key: Value, value: Value) -> Value:
         tape, scores = self.tape, self.tokens * self.mode.sequence_length * self.a.num_heads
@@ -211,50 +215,62 @@ class _LayerProgram:
 
     def _experts(self, x: Value, experts: Experts) -> Value:
         """Each token's row is copied once for each of its experts; experts run as grouped products."""
-        tape, mode = self.tape, self.mode
-        rows = self.tokens * experts.experts_per_token
-        trained = mode.trains_base or bool(self.ranks.get("gate_up") or self.ranks.get("down"))
+        tape, rows = self.tape, self.tokens * experts.experts_per_token
+        shared = self._shared_product(x) if experts.shared_width else None
         logits = self._linear(x, "router")
         scores = tape.op((logits,), logits.elements, FP32, saves_output=True)
         router_width = FP32 if self.a.routes_in_fp32 else x.width
         picked = tape.op((scores,), rows, router_width, extra_saved=rows * 8)
         selected = tape.op((x,), rows * self.a.hidden_size, x.width, extra_saved=2 * rows * 8)
-        fused = self._grouped(selected, "gate_up", trained)
+        fused = self._grouped(selected, "gate_up")
         gate, up = self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
-        out = self._grouped(self._product(self._activation(gate), up), "down", trained)
-        weighted = tape.op((out, picked), out.elements, max(out.width, router_width), saved=(out, picked))
+        out = self._grouped(self._product(self._activation(gate), up), "down")
+        weighted = tape.product(out, picked, max(out.width, router_width))
         ordered = tape.op((weighted,), weighted.elements, weighted.width, extra_saved=rows * 8)
-        total = tape.cast(tape.op((ordered,), x.elements, ordered.width), x.width)
-        return tape.add(total, self._shared_expert(x)) if experts.shared_width else total
+        tape.keep_until_here(selected, weighted)
+        total = tape.op((ordered,), x.elements, ordered.width)
+        tape.keep_until_here(selected)
+        total = tape.cast(total, x.width)
+        return total if shared is None else tape.add(total, self._gated_share(x, shared))
 
-    def _grouped(self, x: Value, role: str, trained: bool) -> Value:
-        """All experts' matrices in one product. An adapter is added to a copy of all of them first (PEFT)."""
+    def _grouped(self, x: Value, role: str) -> Value:
+        """All experts' matrices in one product. An adapter is first added to a copy of all of them (PEFT)."""
         mode, linear = self.mode, self.layer.linear(role)
         assert linear is not None, role
         rows = x.elements // linear.in_features
-        weight = linear.weights * mode.compute_width
         rank = self.ranks.get(role, 0)
-        factors = linear.copies * rank * (linear.in_features + linear.out_features) * mode.compute_width
+        if rank:
+            merged = self._merged(linear, rank)
+            return self.tape.op((x, merged), rows * linear.out_features, x.width, saved=(x, merged))
         return self.tape.op(
             (x,),
             rows * linear.out_features,
             x.width,
-            saved=(x,) if trained else (),
-            extra_saved=weight + factors if rank else 0,
-            weight_gradient=weight if trained else 0,
-            forward_temp=weight if rank else 0,
-            backward_temp=weight if rank else 0,
+            saved=(x,) if mode.trains_base else (),
+            weight_gradient=linear.weights * mode.compute_width if mode.trains_base else 0,
             reads_weight=True,
         )
 
-    def _shared_expert(self, x: Value) -> Value:
+    def _merged(self, linear: Linear, rank: int) -> Value:
+        factors = linear.copies * rank * (linear.in_features + linear.out_features)
+        return self.tape.op(
+            (),
+            linear.weights,
+            self.mode.compute_width,
+            extra_saved=factors * self.mode.compute_width,
+            weight_gradient=factors * self.mode.adapter_width,
+        )
+
+    def _shared_product(self, x: Value) -> Value:
         product = self._product(self._activation(self._linear(x, "shared_gate")), self._linear(x, "shared_up"))
-        out = self._linear(product, "shared_down")
+        return self._linear(product, "shared_down")
+
+    def _gated_share(self, x: Value, out: Value) -> Value:
         if self.layer.linear("shared_expert_gate") is None:
             return out
         gate = self._linear(x, "shared_expert_gate")
         gate = self.tape.op((gate,), gate.elements, gate.width, saves_output=True)
-        return self.tape.op((gate, out), out.elements, out.width, saved=(gate, out))
+        return self.tape.product(out, gate)
 
     def _product(self, left: Value, right: Value) -> Value:
         return self.tape.product(left, right)

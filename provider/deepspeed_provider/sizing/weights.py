@@ -55,8 +55,9 @@ def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
 
 
 def quantizable(architecture: Architecture) -> int:
-    """Weights of the linear modules in the layers; bitsandbytes leaves out the head, and bare parameters."""
-    return sum(
+    """Weights of linear modules in the layers and beside narrower embeddings; bitsandbytes leaves out the head,
+    and bare parameters."""
+    return architecture.embedding_projection_parameters + sum(
         layer.count * linear.weights for layer in architecture.layers for linear in layer.linears if linear.is_module
     )
 
