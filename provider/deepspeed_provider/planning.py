@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepspeed_provider.deepspeed_config.generate import BatchTriple, deepspeed_config
+from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings, deepspeed_config
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.spec import FineTuneSpec, Method, Precision
 from deepspeed_provider.training.plan import (
@@ -86,11 +86,13 @@ def plan(spec: FineTuneSpec, hardware: Hardware) -> Plan:
         zero_stage=spec.zero_stage,
         batch=batch,
         deepspeed_config=deepspeed_config(
-            batch=batch,
-            zero_stage=spec.zero_stage,
-            precision=precision,
-            gradient_clipping=spec.max_gradient_norm,
-            use_gpu=hardware.use_gpu,
+            EngineSettings(
+                batch=batch,
+                zero_stage=spec.zero_stage,
+                precision=precision,
+                gradient_clipping=spec.max_gradient_norm,
+                use_gpu=hardware.use_gpu,
+            )
         ),
         reasons=(
             f"Runs on {hardware}.",
