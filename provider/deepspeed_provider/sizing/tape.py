@@ -205,10 +205,11 @@ class _Player:
         for node in self.nodes:
             if node is last_saving:
                 self.recomputation_peak = self.peak
-            reads = readers.get(node.output.owner, 0) if node.output.storage is None else 0
+            is_view = node.output.storage is not None
+            reads = 0 if is_view else readers.get(node.output, 0)
             for _ in range(reads):
-                self._hold(node.output.owner)
-            self._see(node.forward_temp + (0 if reads else node.output.bytes))
+                self._hold(node.output)
+            self._see(node.forward_temp + (0 if reads or is_view else node.output.bytes))
             for value in node.saved:
                 self._hold(value.owner)
             self._see()
