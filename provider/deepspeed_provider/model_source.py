@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -23,14 +22,10 @@ from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture, from_parameter_count
-from deepspeed_provider.sizing.families.parts import LAYERS
 
 CONFIG_FILE: Final = "config.json"
 # A config.json has some kilobytes; what is larger is a weights file named by mistake.
 LARGEST_CONFIG_BYTES: Final = 4 * 2**20
-# Beyond all models there are, and still quick to count.
-MOST_LAYERS: Final = 100_000
-LARGEST_CONFIG_NUMBER: Final = 10**12
 MOST_PARAMETERS: Final = 10**15
 DOWNLOAD_TIMEOUT_SECONDS: Final = 10.0
 
@@ -66,7 +61,7 @@ class ModelSource:
         Raises :class:`SpecError` with all problems.
         """
         if isinstance(given, Mapping):
-            return Model(name=_own_name(given), architecture=_architecture(given))
+            return Model(name=_own_name(given), architecture=architecture(given))
         if not isinstance(given, str) or not given.strip():
             raise _refused(given, "is neither a name, nor a path, nor a config", "Give a name such as 'gpt2'.")
         if given not in self._known:
@@ -79,7 +74,7 @@ class ModelSource:
     def _read(self, given: str) -> Model | SpecError:
         """An error is remembered too: a network that does not answer is waited for once."""
         try:
-            return Model(name=given, architecture=_architecture(self._config(given.strip())))
+            return Model(name=given, architecture=architecture(self._config(given.strip())))
         except SpecError as error:
             return error
 
@@ -191,26 +186,6 @@ def _parsed(text: bytes, given: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise _refused(given, f"holds a JSON {type(config).__name__}, not an object", works)
     return config
-
-
-def _architecture(config: Mapping[str, Any]) -> Architecture:
-    problems = [*_unusable_numbers(config), *_unusable_numbers(config.get("text_config"))]
-    if problems:
-        raise SpecError(problems)
-    return architecture(config)
-
-
-def _unusable_numbers(config: object) -> Iterator[FieldProblem]:
-    """Those that no model has; Python reads NaN and Infinity in JSON, which has neither."""
-    if not isinstance(config, Mapping):
-        return
-    for name, value in config.items():
-        limit = MOST_LAYERS if name in LAYERS else LARGEST_CONFIG_NUMBER
-        if isinstance(value, float) and not math.isfinite(value):
-            yield FieldProblem(field=name, value=value, problem="is not finite", suggestion="Use a number.")
-        elif isinstance(value, int) and value > limit:
-            problem, works = "is more than any model has", f"Use at most {limit}."
-            yield FieldProblem(field=name, value=value, problem=problem, suggestion=works)
 
 
 def _own_name(config: Mapping[str, Any]) -> str:

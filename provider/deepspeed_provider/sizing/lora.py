@@ -161,6 +161,15 @@ def _names(architecture: Architecture, asked: Sequence[str]) -> tuple[frozenset[
                 absent.append(target)
         elif target in known:
             names.add(target)
+        elif target == ALL_LINEAR:
+            problems.append(
+                FieldProblem(
+                    field="lora_targets",
+                    value=",".join(asked),
+                    problem="'all-linear' stands for all of them and goes with no other name",
+                    suggestion="Use 'all-linear' alone, or the names alone.",
+                )
+            )
         else:
             problems.append(_unknown_target(target, known))
     if not names and not problems:

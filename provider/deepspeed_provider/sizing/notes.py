@@ -34,6 +34,11 @@ def warnings(architecture: Architecture, found: Weights, options: TrainingOption
     warned = list(architecture.warnings)
     if found.adapters is not None:
         warned += found.adapters.warnings
+    if options.method is Method.QLORA and architecture.expert_parameters:
+        warned.append(
+            "The experts are bare parameters in transformers 5: they are not quantised, but kept as embeddings and "
+            "norms are."
+        )
     if options.method is Method.QLORA and options.zero_stage == 3 and options.quant_storage is QuantStorage.UINT8:
         warned.append(
             "ZeRO 3 cannot partition 4-bit weights stored as uint8: every GPU holds them all. "

@@ -186,7 +186,8 @@ def parse_options(values: Mapping[str, Any]) -> TrainingOptions:
     try:
         options = TrainingOptions(**given)
     except ValidationError as error:
-        problems = [_problem(given, item) for item in error.errors(include_url=False, include_context=False)]
+        found = [_problem(given, item) for item in error.errors(include_url=False, include_context=False)]
+        problems = [problem for index, problem in enumerate(found) if problem not in found[:index]]
         wrong = {problem.field for problem in problems}
         options = TrainingOptions.model_construct(**_valid(given, wrong))
         problems += [problem for problem in _contradictions(options) if problem.field not in wrong]
@@ -216,11 +217,15 @@ def _problem(given: Mapping[str, Any], error: Mapping[str, Any]) -> FieldProblem
         hint = f"Did you mean {near[0]!r}?" if near else f"Try {choices[0]!r}."
         return FieldProblem(field=name, value=value, problem=f"should be one of {', '.join(choices)}", suggestion=hint)
     text = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if name == "lora_targets":
+        text = "should be at least 1 name, several separated by commas"
+        return FieldProblem(field=name, value=value, problem=text, suggestion="Try 'q,k,v,o' or 'all-linear'.")
     return FieldProblem(field=name, value=value, problem=text, suggestion=f"The default is {field.default!r}.")
 
 
 def _choices(annotation: Any) -> list[str]:
-    for candidate in (annotation, *get_args(annotation)):
+    inner = get_args(annotation)
+    for candidate in (annotation, *inner, *(deepest for part in inner for deepest in get_args(part))):
         if isinstance(candidate, type) and issubclass(candidate, StrEnum):
             return [item.value for item in candidate]
     return []

@@ -71,7 +71,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The nested text config of a causal language model that has no other modality."""
     inner = config.get("text_config")
-    if isinstance(inner, Mapping) and config.get("model_type") not in READERS and "hidden_size" not in config:
+    if isinstance(inner, Mapping) and str(config.get("model_type")) not in READERS and "hidden_size" not in config:
         refuse_if_unsupported(config)
         return inner
     return config

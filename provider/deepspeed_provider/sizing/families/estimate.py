@@ -9,18 +9,9 @@ from typing import Any, Final
 
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.sizing.architecture import Architecture, Experts, Layer, NormKind, Residual
-from deepspeed_provider.sizing.families.fields import ConfigFields
+from deepspeed_provider.sizing.families.fields import HEADS, LAYERS, WIDTH, ConfigFields
 from deepspeed_provider.sizing.families.llama import Kin, assemble
-from deepspeed_provider.sizing.families.parts import (
-    HEADS,
-    LAYERS,
-    WIDTH,
-    Sizes,
-    experts_mlp,
-    gated_mlp,
-    read_sizes,
-    split_attention,
-)
+from deepspeed_provider.sizing.families.parts import Sizes, experts_mlp, gated_mlp, read_sizes, split_attention
 
 _NUM_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")

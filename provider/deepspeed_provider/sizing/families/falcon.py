@@ -4,15 +4,8 @@
 from __future__ import annotations
 
 from deepspeed_provider.sizing.architecture import Architecture, Layer, NormKind, Residual
-from deepspeed_provider.sizing.families.fields import ConfigFields
-from deepspeed_provider.sizing.families.parts import (
-    HEADS,
-    LAYERS,
-    WIDTH,
-    Sizes,
-    fused_attention,
-    plain_mlp,
-)
+from deepspeed_provider.sizing.families.fields import HEADS, LAYERS, WIDTH, ConfigFields
+from deepspeed_provider.sizing.families.parts import Sizes, fused_attention, plain_mlp
 
 
 def read(fields: ConfigFields) -> Architecture:
@@ -60,7 +53,7 @@ def _sizes(fields: ConfigFields, new_decoder: bool) -> Sizes:
     return Sizes(
         vocab=fields.integer("vocab_size"),
         hidden=hidden,
-        layers=fields.integer(*LAYERS),
+        layers=fields.layers(*LAYERS),
         heads=heads,
         key_value_heads=key_value_heads,
         head_dim=hidden // heads or 1,

@@ -9,6 +9,15 @@ from typing import Any, Final
 from deepspeed_provider.errors import FieldProblem, SpecError
 
 REQUIRED: Final = -1
+# Beyond any model there is; larger numbers are slips of a keyboard, and would be counted for ever.
+LARGEST: Final = 10**9
+MOST_LAYERS: Final = 10_000
+
+# Fields that go by several names; the first is today's.
+WIDTH: Final = ("hidden_size", "n_embd", "d_model", "n_embed")
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KEY_VALUE_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 
 class ConfigFields:
@@ -40,7 +49,7 @@ class ConfigFields:
                 return fallback
             self._refuse(name or names[0], value, "is missing", self._wanted(minimum, names))
             return max(minimum, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
             self._refuse(str(name), value, "is not usable", self._wanted(minimum, names[:1]))
             return max(minimum, 1)
         return value
@@ -59,10 +68,21 @@ class ConfigFields:
         value = self.config.get(name) if name is not None else None
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            self._refuse(str(name), value, "is not usable", "Use a number of at least 0.")
+        return self._checked_number(str(name), value, default)
+
+    def _checked_number(self, name: str, value: Any, default: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            self._refuse(name, value, "is not usable", "Use a number of at least 0.")
             return default
         return float(value)
+
+    def layers(self, *names: str) -> int:
+        """How many layers there are."""
+        count = self.integer(*names)
+        if count > MOST_LAYERS:
+            self._refuse(names[0], count, "is not usable", f"Use a whole number from 1 to {MOST_LAYERS:,}.")
+            return 1
+        return count
 
     def text(self, *names: str, default: str) -> str:
         name = self.name_in_use(*names)
@@ -97,9 +117,15 @@ class ConfigFields:
 
     def refuse_unless_divides(self, name: str, value: int, of_name: str, of: int) -> None:
         """``value`` has to divide ``of``; says nothing where one of them is already refused."""
+        name, of_name = self._as_written(name), self._as_written(of_name)
         refused = {problem.field for problem in self.problems}
         if of % value and refused.isdisjoint((name, of_name)):
             self._refuse(name, value, f"does not divide {of_name} = {of}", f"Use a divisor of {of}.")
+
+    def _as_written(self, name: str) -> str:
+        """The name under which the config has it, where an older one was read."""
+        older = next((names for names in (WIDTH, LAYERS, HEADS, KEY_VALUE_HEADS) if name in names), (name,))
+        return self.name_in_use(*older) or name
 
     def finish(self) -> None:
         if self.problems:
@@ -113,4 +139,4 @@ class ConfigFields:
     @staticmethod
     def _wanted(minimum: int, names: tuple[str, ...]) -> str:
         other = f" (also read as {', '.join(names[1:])})" if len(names) > 1 else ""
-        return f"Use a whole number of at least {minimum}{other}."
+        return f"Use a whole number of at least {minimum} (and at most {LARGEST:,}){other}."

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepspeed_provider.sizing.architecture import Linear
-from deepspeed_provider.sizing.families.fields import REQUIRED, ConfigFields
+from deepspeed_provider.sizing.families.fields import HEADS, KEY_VALUE_HEADS, LAYERS, REQUIRED, WIDTH, ConfigFields
 
-WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -77,7 +73,7 @@ def read_sizes(
     return Sizes(
         vocab=fields.integer("vocab_size", default=vocab),
         hidden=hidden,
-        layers=fields.integer(*LAYERS),
+        layers=fields.layers(*LAYERS),
         heads=num_heads,
         key_value_heads=key_values,
         head_dim=dim,
@@ -162,6 +158,8 @@ def experts_mlp(hidden: int, width: int, num_experts: int) -> tuple[Linear, ...]
 def rotary_dim(fields: ConfigFields, head_dim: int, *, factor: float = 1.0, key: str = "partial_rotary_factor") -> int:
     """How many of a head's elements are rotated; ``factor`` is the config class's default."""
     nested = fields.section("rope_parameters", "rope_scaling").get("partial_rotary_factor")
-    if isinstance(nested, int | float):
-        return int(head_dim * nested)
-    return int(head_dim * fields.number(key, default=factor))
+    if nested is not None:
+        share = ConfigFields({"partial_rotary_factor": nested}).number("partial_rotary_factor", default=factor)
+    else:
+        share = fields.number(key, default=factor)
+    return int(head_dim * min(share, 1.0))
