@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DAGS = Path(__file__).parent / "dags"
 TASK = "run"
-SIDE_BY_SIDE = 4
+SIDE_BY_SIDE = 3
 MODES = ("deferred", "blocking", "restart", "deadline_deferred", "deadline_blocking")
 SCENARIOS: dict[str, Callable[[Stack], None]] = {}
 
-# Four scenarios asking Airflow ten times a second would keep a small machine busy.
+# Scenarios asking Airflow ten times a second would keep a small machine busy.
 wait_for = partial(processes.wait_for, pause_s=0.5)
 
 

@@ -17,6 +17,7 @@ from deepspeed_provider.errors import EngineError
 from deepspeed_provider.local.engine import HOME_VARIABLE
 from deepspeed_provider.local.processes import (
     ProcessRecord,
+    free_port,
     last_line,
     require_free,
     search_path,
@@ -135,6 +136,11 @@ def airflow_service(home: Path, *, port: int, dags_folder: Path, mlflow_url: str
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
         "AIRFLOW__CORE__PARALLELISM": "4",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        # The scheduler ends when SQLite stays locked; on a busy machine a writer may take more than
+        # the 5 s that it waits by itself.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow.db'}?timeout=60",
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
         "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
