@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import argparse
 
-from benches import accuracy, overhead, parse_time
+from benches import accuracy, overhead, parse_time, throughput
 
-BENCHES = {"accuracy": accuracy.measure, "parse": parse_time.measure, "overhead": overhead.measure}
+BENCHES = {
+    "accuracy": accuracy.measure,
+    "throughput": throughput.measure,
+    "parse": parse_time.measure,
+    "overhead": overhead.measure,
+}
 
 
 def main() -> None:

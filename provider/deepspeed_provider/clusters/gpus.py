@@ -32,6 +32,8 @@ class Gpu:
         memory_bytes_per_second: of the GPU's own memory.
         pcie_bytes_per_second: to the host, over a full-width slot.
         nvlink_bytes_per_second: to all other GPUs together; 0 without.
+        matmul_share: of the 16-bit peak that a large product reaches: the peak is counted at a clock that the
+            power limit does not allow for long. ``matmul_source`` says whether it was measured.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Gpu:
     memory_bytes_per_second: float
     pcie_bytes_per_second: float
     nvlink_bytes_per_second: float
+    matmul_share: float
+    matmul_source: str
     source: str
     date: str
 
@@ -91,6 +95,8 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         memory_bytes_per_second=float(row["memory_gb_per_second"]) * GIGA,
         pcie_bytes_per_second=float(row["pcie_gb_per_second"]) * GIGA,
         nvlink_bytes_per_second=float(row["nvlink_gb_per_second"]) * GIGA,
+        matmul_share=float(row["matmul_share"]),
+        matmul_source=row["matmul_source"],
         source=row["source"],
         date=row["date"],
     )
