@@ -98,7 +98,7 @@ class _Step:
             ),
             Moment(
                 name="last layer",
-                activations={kept_name: kept, "working_layer": last_layer.bare, **logits},
+                activations={**_beside(kept_name, kept, last_layer), **logits},
                 gradients_done=self._share(made_by_head),
                 gradient_in_flight=self.waiting + last_layer.in_flight,
                 beyond_kept_gradients=self.waiting + last_layer.beyond_kept,
@@ -106,8 +106,7 @@ class _Step:
             Moment(
                 name="first layer",
                 activations={
-                    kept_name: self._embedding_output() + self._kept(first),
-                    "working_layer": first_layer.bare,
+                    **_beside(kept_name, self._embedding_output() + self._kept(first), first_layer),
                     **logits,
                 },
                 gradients_done=self._share(self.all_gradients - self.embedding - first.weight_gradients),
@@ -183,6 +182,11 @@ class _Step:
         bare = max(layer.backward_peak, recomputation) - before - layer.in_flight
         kept = max(layer.kept_peak, recomputation) - before
         return _Transient(bare=bare, in_flight=layer.in_flight, beyond_kept=kept - bare)
+
+
+def _beside(kept_name: str, kept: int, layer: _Transient) -> dict[str, int]:
+    """When a large weight's gradient is made, what its own layer kept may already be gone."""
+    return {kept_name: kept + min(0, layer.bare), "working_layer": max(0, layer.bare)}
 
 
 def _mask(architecture: Architecture, mode: Mode) -> int:
