@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of any estimate, whatever is trained and however."""
+"""What must hold of any estimate, whatever is trained and however.
+
+Totals are compared where batches keep their length: where they do not, fragmentation goes by the logits at
+the moment of the peak, and that moment may change.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +169,8 @@ def test_multiplying_gpus_never_needs_more_memory_each(training, stage, times_gp
     options = otherwise(options, zero_stage=stage, gpus_per_node=max(2, options.gpus_per_node))
     more = otherwise(options, gpus_per_node=options.gpus_per_node * times_gpus, nodes=options.nodes * times_nodes)
     few, many = estimate(name, options).gpu, estimate(name, more).gpu
-    assert many.total_bytes <= few.total_bytes + padding(more)
+    if options.padding is Padding.MAX_LENGTH:
+        assert many.total_bytes <= few.total_bytes + padding(more)
     assert many.allocated_bytes <= few.allocated_bytes + padding(more)
 
 
@@ -232,7 +237,7 @@ def test_a_larger_micro_batch_never_needs_less(training, more):
     few = estimate(name, options)
     many = estimate(name, otherwise(options, micro_batch_size=options.micro_batch_size + more))
     assert many.gpu.allocated_bytes >= few.gpu.allocated_bytes
-    if options.padding is Padding.MAX_LENGTH:  # else fragmentation goes by the logits at the moment of the peak
+    if options.padding is Padding.MAX_LENGTH:
         assert many.gpu.total_bytes >= few.gpu.total_bytes
 
 
@@ -243,7 +248,7 @@ def test_a_longer_sequence_never_needs_less(training, more):
     short = estimate(name, options)
     long = estimate(name, otherwise(options, sequence_length=options.sequence_length + more))
     assert long.gpu.allocated_bytes >= short.gpu.allocated_bytes
-    if options.padding is Padding.MAX_LENGTH:  # else fragmentation goes by the logits at the moment of the peak
+    if options.padding is Padding.MAX_LENGTH:
         assert long.gpu.total_bytes >= short.gpu.total_bytes
 
 
@@ -256,7 +261,8 @@ def test_a_lower_rank_never_needs_more(training, method, more):
     high = otherwise(low, lora_rank=low.lora_rank + more)
     smaller, larger = estimate(name, low), estimate(name, high)
     assert smaller.gpu.allocated_bytes <= larger.gpu.allocated_bytes
-    assert smaller.gpu.total_bytes <= larger.gpu.total_bytes
+    if options.padding is Padding.MAX_LENGTH:
+        assert smaller.gpu.total_bytes <= larger.gpu.total_bytes
     assert smaller.parameters.trainable < larger.parameters.trainable
 
 
