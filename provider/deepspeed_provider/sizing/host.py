@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from deepspeed_provider.sizing.model_states import master_width, partition_elements, reduced_gradient_elements
 from deepspeed_provider.sizing.options import OffloadDevice, TrainingOptions
 from deepspeed_provider.sizing.parts import Part, present
 from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
@@ -20,13 +21,12 @@ OPTIMIZER_BUFFERS: Final = 4
 PARAMETER_BUFFERS: Final = 5
 PARAMETER_BUFFER_ELEMENTS: Final = 100_000_000
 
-_OFFLOAD = "DeepSpeed estimate_zero3_model_states_mem_needs, without its safety factor of 1.5"
-
 
 def host_parts(weights: Weights, options: TrainingOptions) -> tuple[Part, ...]:
     """Of the fullest node. Loading and training do not peak together: only the larger one counts."""
     training = [
         *_offloaded(weights, options, OffloadDevice.CPU),
+        *_offload_buffers(weights, options),
         *_staging(weights, options),
         *_paged(weights, options),
     ]
@@ -62,34 +62,84 @@ def nvme_parts(weights: Weights, options: TrainingOptions) -> tuple[Part, ...]:
 def _offloaded(weights: Weights, options: TrainingOptions, device: OffloadDevice) -> list[Part]:
     if options.offload_device is not device:
         return []
-    parts = []
-    widths, nodes, trained = weights.widths, options.nodes, weights.trained
+    parts, ranks = [], options.gpus_per_node
     if options.offloads_optimizer:
-        states = state_bytes(trained, options.optimizer, weights.trained_precision)
-        master = trained * widths.master
+        elements, master = partition_elements(weights, options), master_width(weights, options)
+        states = state_bytes(elements, options.optimizer, weights.trained_precision)
         # Gradients are kept in the precision that the optimizer steps in.
-        gradients = trained * (widths.master or widths.gradient)
         parts.append(
             Part(
                 name="offloaded_optimizer",
-                bytes=(states + master + gradients) // nodes,
-                formula="(states + master + gradients) / nodes",
-                numbers={"states": states, "master": master, "gradients": gradients, "nodes": nodes},
-                source=_OFFLOAD,
+                bytes=ranks * (states + 2 * elements * master),
+                formula="ranks x (states + master + gradients)",
+                numbers={"ranks": ranks, "states": states, "master": elements * master, "gradients": elements * master},
+                source="DeepSpeed runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups; "
+                "stage3.py, fp32_partitioned_groups_flat",
             )
         )
     if options.offloads_parameters:
-        low = trained * widths.weight + weights.frozen * weights.frozen_width + weights.quantized_bytes
+        low = _parameter_bytes(weights, options)
         parts.append(
             Part(
                 name="offloaded_parameters",
-                bytes=low // nodes,
-                formula="weights / nodes",
-                numbers={"weights": low, "nodes": nodes},
-                source=_OFFLOAD,
+                bytes=ranks * low,
+                formula="ranks x weights / N",
+                numbers={"ranks": ranks, "weights / N": low, "N": options.world_size},
+                source="DeepSpeed runtime/zero/stage3.py, param_groups_fp16_flat_cpu_memory",
             )
         )
     return parts
+
+
+def _parameter_bytes(weights: Weights, options: TrainingOptions) -> int:
+    """One rank's share of all weights, stage 3."""
+    trained = partition_elements(weights, options) * weights.widths.weight
+    rest = weights.frozen * weights.frozen_width + weights.quantized_bytes
+    return trained - (-rest // options.world_size)
+
+
+def _offload_buffers(weights: Weights, options: TrainingOptions) -> list[Part]:
+    """What DeepSpeed keeps in host memory beside offloaded states, wherever these go."""
+    if not options.offloads_optimizer:
+        return []
+    ranks, elements = options.gpus_per_node, partition_elements(weights, options)
+    width, largest = weights.widths.weight, max(weights.trained_sizes, default=0)
+    accumulated = 0
+    if options.zero_stage < 3 and options.gradient_accumulation_steps > 1:
+        accumulated = reduced_gradient_elements(weights, options)
+    staged = 0 if options.zero_stage == 3 else largest
+    buffers = Part(
+        name="offload_buffers",
+        bytes=ranks * width * (elements + staged + accumulated),
+        formula="ranks x w x (T / N + largest tensor + accumulated)",
+        numbers={"ranks": ranks, "w": width, "T / N": elements, "largest": staged, "accumulated": accumulated},
+        source="DeepSpeed runtime/zero/stage_1_and_2.py: weights on their way back, a gradient on its way; "
+        "stage3.py: grad_partitions_flat_buffer",
+    )
+    pinned = _pinned_tensors(weights, options)
+    rounding = Part(
+        name="pinned_rounding",
+        bytes=ranks * sum(_next_power_of_two(size) - size for size in pinned),
+        formula="ranks x (next power of two - size) of each pinned tensor",
+        numbers={"ranks": ranks, "pinned": sum(pinned)},
+        source="DeepSpeed zero/offload_config.py: pin_memory is on; torch ATen/core/CachingHostAllocator.h",
+    )
+    return [buffers, rounding]
+
+
+def _pinned_tensors(weights: Weights, options: TrainingOptions) -> list[int]:
+    """Bytes of each tensor of one rank that is locked in memory; the optimizer's own states are not."""
+    elements, master = partition_elements(weights, options), master_width(weights, options)
+    width = weights.widths.weight
+    if options.zero_stage == 3:
+        parameters = [_parameter_bytes(weights, options)] if options.offloads_parameters else []
+        stepped = [] if options.offload_device is OffloadDevice.NVME else [elements * master]
+        return [elements * width, *stepped, *parameters]
+    return [elements * master, elements * master, elements * width, max(weights.trained_sizes, default=0) * width]
+
+
+def _next_power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _staging(weights: Weights, options: TrainingOptions) -> list[Part]:

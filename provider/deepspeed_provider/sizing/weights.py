@@ -9,6 +9,7 @@ from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.lora import Adapters, adapters
 from deepspeed_provider.sizing.options import Method, Precision, TrainingOptions
 from deepspeed_provider.sizing.states import PRECISIONS, Widths, nf4_bytes
+from deepspeed_provider.sizing.tensor_sizes import Sizes, adapter_sizes, parameter_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Weights:
     quantized: int  # parameters in 4 bits
     quantized_bytes: int
     adapters: Adapters | None
+    trained_sizes: Sizes  # elements of each trained tensor
+    frozen_sizes: Sizes  # of each tensor of the base model under adapters, quantised ones among them
 
     @property
     def widths(self) -> Widths:
@@ -40,18 +43,28 @@ def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
             quantized=0,
             quantized_bytes=0,
             adapters=None,
+            trained_sizes=parameter_sizes(architecture),
+            frozen_sizes=(),
         )
     found = adapters(architecture, rank=options.lora_rank, targets=options.lora_targets)
     quantized = quantizable(architecture) if options.method is Method.QLORA else 0
     return Weights(
         trained=found.parameters,
-        trained_precision=options.adapters,
+        trained_precision=_adapter_precision(options),
         frozen=architecture.parameters - quantized,
         frozen_width=unquantized_width(options),
         quantized=quantized,
         quantized_bytes=nf4_bytes(quantized, double_quant=options.double_quant),
         adapters=found,
+        trained_sizes=adapter_sizes(found),
+        frozen_sizes=parameter_sizes(architecture),
     )
+
+
+def _adapter_precision(options: TrainingOptions) -> Precision:
+    """DeepSpeed in fp16 or bf16 casts every parameter, adapters too (engine.py, _cast_module_mixed_precision)."""
+    mixed = options.precision in (Precision.FP16, Precision.BF16)
+    return options.precision if options.zero_stage and mixed else options.adapters
 
 
 def quantizable(architecture: Architecture) -> int:

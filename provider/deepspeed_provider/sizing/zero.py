@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ZeRO holds beside the model states, as DeepSpeed 0.19.8 does (runtime/zero/stage_1_and_2.py, stage3.py).
+"""How ZeRO cuts tensors, and what it holds beside the model states, as DeepSpeed 0.19.8 does.
 
-Bucket sizes that are not given are those of the Hugging Face trainer's "auto"
-(transformers/integrations/deepspeed.py): they follow the hidden size h.
+Read in its runtime/zero (stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py) and counted in real
+engines by tests/sizing/test_real_engines.py. Bucket sizes that are not given are those of the Hugging Face
+trainer's "auto" (transformers/integrations/deepspeed.py): they follow the hidden size h.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.options import TrainingOptions
+from deepspeed_provider.sizing.tensor_sizes import Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +43,70 @@ def reduce_buffer_elements(architecture: Architecture, options: TrainingOptions)
     return copies * buckets(architecture, options).reduce
 
 
-def persistent_elements(architecture: Architecture, threshold: int) -> int:
-    """Parameters no larger than the threshold (norms, biases), which stage 3 keeps whole on each rank."""
-    kept = architecture.final_norm_parameters if architecture.final_norm_parameters <= threshold else 0
-    for layer in architecture.layers:
-        inside = layer.norm_parameters if architecture.hidden_size <= threshold else 0
-        for linear in layer.linears:
-            inside += linear.weights if linear.weights <= threshold else 0
-            inside += linear.copies * linear.out_features if linear.bias and linear.out_features <= threshold else 0
-        kept += layer.count * inside
-    return kept
+@lru_cache(maxsize=4096)
+def partition_elements(sizes: Sizes, *, stage: int, ranks: int) -> int:
+    """What one rank's optimizer steps.
+
+    Stages 1 and 2 cut all tensors laid end to end, padded to 2 elements a rank (flatten_dense_tensors_aligned);
+    stage 3 cuts each tensor by itself (partition_parameters.py).
+    """
+    if stage == 0:
+        return sum(sizes)
+    if stage == 3:
+        return sum(-(-size // ranks) for size in sizes)
+    return 2 * -(-sum(sizes) // (2 * ranks))
+
+
+@lru_cache(maxsize=4096)
+def kept_gradient_elements(sizes: Sizes, *, stage: int, ranks: int) -> int:
+    """Of the fullest rank, once reduced. Stages 1 and 2 keep each tensor whole that reaches into the rank's
+    partition (copy_grads_in_partition), stage 3 the partition (grad_partitions_flat_buffer)."""
+    share = partition_elements(sizes, stage=stage, ranks=ranks)
+    if stage in (0, 3) or not share:
+        return share
+    held, start = [0] * ranks, 0
+    for size in sizes:
+        for rank in range(start // share, (start + size - 1) // share + 1):
+            held[rank] += size
+        start += size
+    return max(held)
+
+
+def sub_group_elements(sizes: Sizes, *, ranks: int, limit: int) -> int:
+    """The largest of the groups in which stage 3 steps: whole shares of tensors until there are ``limit``
+    (stage3.py, _create_fp16_sub_groups)."""
+    share = partition_elements(sizes, stage=3, ranks=ranks)
+    if limit >= share:
+        return share
+    largest = group = 0
+    for size in sizes:
+        group += -(-size // ranks)
+        largest = max(largest, group)
+        group = 0 if group >= limit else group
+    return largest
+
+
+def persistent_elements(sizes: Sizes, threshold: int) -> int:
+    """Tensors no larger than the threshold (norms, biases), which stage 3 keeps whole on each rank."""
+    return sum(size for size in sizes if size <= threshold)
 
 
 def live_elements(architecture: Architecture, options: TrainingOptions) -> int:
     """Gathered parameters at the turn from forward to backward pass, in stage 3.
 
-    A module's parameters are released unless they come again within ``max_reuse_distance`` elements
-    (partitioned_param_coordinator.py): at the turn, a layer d elements before the end comes again
-    after 2 d, so half the distance stays gathered. To that comes what is prefetched; at least the
-    largest module is there whole, and never more than the model.
+    Two rules of partitioned_param_coordinator.py, whichever keeps more:
+
+    - A module's parameters are released unless they come again within ``max_reuse_distance`` elements
+      (__params_to_release). At the turn, a layer d elements before the end comes again after 2 d, so half
+      the distance stays gathered; a third when each layer runs again before its backward pass.
+    - Every call of a module, also of those without parameters, fetches another bucket ahead
+      (_fetch_sub_module_impl). There are about twice as many as tensors, so that the fetched run ahead,
+      layer by layer, until ``max_live_parameters`` are there.
+
+    At least the largest module is there whole, and never more than the model.
     """
     largest = max(architecture.token_embedding_parameters, max(layer.parameters for layer in architecture.layers))
-    near_the_turn = max(largest, options.stage3_max_reuse_distance // 2)
-    ahead = near_the_turn + buckets(architecture, options).prefetch
-    return min(architecture.parameters, max(largest, min(ahead, options.stage3_max_live_parameters)))
+    passes = 3 if options.gradient_checkpointing else 2
+    reused = options.stage3_max_reuse_distance // passes
+    ahead = options.stage3_max_live_parameters if buckets(architecture, options).prefetch else 0
+    return min(architecture.parameters, max(largest, reused, ahead))
