@@ -6,7 +6,11 @@ Where the article contradicts its own formula, the formula's value stands beside
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from deepspeed_provider.sizing.catalogue import model_config
+from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import Precision
 from deepspeed_provider.sizing.rule_of_thumb import (
     ARTICLE,
@@ -91,3 +95,21 @@ def test_zero_on_four_gpus(billions, stage, formula_gb, printed_gb):
 )
 def test_bits_per_parameter(bits, rule):
     assert 8 * rule(1, ARTICLE) == pytest.approx(bits)
+
+
+RULES = {"full": full_bytes, "lora": lora_bytes, "qlora": qlora_bytes}
+DOCUMENTED = [
+    [cell.strip() for cell in line.strip("|").split("|")][:4]
+    for line in (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8").splitlines()
+    if line.count("|") == 7 and "/" in line.split("|")[1]
+]
+
+
+def test_the_documentation_has_measurements_beside_the_rule():
+    assert len(DOCUMENTED) == 10
+
+
+@pytest.mark.parametrize(("model", "method", "how", "rule_gb"), DOCUMENTED)
+def test_the_documentations_rule_is_the_codes(model, method, how, rule_gb):
+    parameters = architecture(model_config(model)).parameters
+    assert RULES[method](parameters, ARTICLE) / GB == pytest.approx(float(rule_gb), abs=0.005)
