@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from deepspeed_provider.sizing.architecture import Architecture
-from deepspeed_provider.sizing.options import Attention, Loss, Method, Padding, QuantStorage, TrainingOptions
-from deepspeed_provider.sizing.states import OPTIMIZERS
-from deepspeed_provider.sizing.weights import Weights
+from deepspeed_provider.sizing.options import Attention, Loss, Method, Padding, Precision, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS
+from deepspeed_provider.sizing.weights import Weights, engine_casts
 
 
 def assumptions(options: TrainingOptions) -> tuple[str, ...]:
@@ -22,11 +22,27 @@ def assumptions(options: TrainingOptions) -> tuple[str, ...]:
         found.append("Gradients are freed after each step (zero_grad(set_to_none=True)).")
     if options.zero_stage and options.reduce_bucket_size is None:
         found.append("ZeRO bucket sizes follow the hidden size, as the Hugging Face trainer's 'auto' does.")
-    if options.method is not Method.FULL and options.adapter_precision is None:
-        found.append(f"Adapters are kept in {options.adapters.value}.")
-    if options.method is Method.QLORA and options.upcast_unquantized:
-        found.append("Embeddings, head and norms are fp32 (prepare_model_for_kbit_training).")
+    if options.zero_stage and options.precision in (Precision.FP32, Precision.PURE_BF16):
+        found.append("ZeRO's optimizer steps a copy of the weights of its own, also in the weights' precision.")
+    if not options.zero_stage and options.world_size > 1:
+        found.append("Without ZeRO, DeepSpeed's engine still reduces gradients in a flat copy, once a step.")
+        if PRECISIONS[options.precision].master:
+            found.append("It also casts all of them to fp32 for the optimizer's step.")
+    found += _of_adapters(options)
     return tuple(found)
+
+
+def _of_adapters(options: TrainingOptions) -> list[str]:
+    if options.method is Method.FULL:
+        return []
+    found = []
+    if engine_casts(options):
+        found.append(f"DeepSpeed's engine keeps adapters, norms and embeddings in {options.precision.value} too.")
+    elif options.adapter_precision is None:
+        found.append(f"Adapters are kept in {options.adapters.value}.")
+    if options.method is Method.QLORA and options.upcast_unquantized and not engine_casts(options):
+        found.append("Embeddings, head and norms are fp32 (prepare_model_for_kbit_training).")
+    return found
 
 
 def warnings(architecture: Architecture, found: Weights, options: TrainingOptions) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
     quantized = quantizable(architecture) if options.method is Method.QLORA else 0
     return Weights(
         trained=found.parameters,
-        trained_precision=_adapter_precision(options),
+        trained_precision=adapter_precision(options),
         frozen=architecture.parameters - quantized,
         frozen_width=unquantized_width(options),
         quantized=quantized,
@@ -61,10 +61,15 @@ def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
     )
 
 
-def _adapter_precision(options: TrainingOptions) -> Precision:
-    """DeepSpeed in fp16 or bf16 casts every parameter, adapters too (engine.py, _cast_module_mixed_precision)."""
-    mixed = options.precision in (Precision.FP16, Precision.BF16)
-    return options.precision if options.zero_stage and mixed else options.adapters
+def adapter_precision(options: TrainingOptions) -> Precision:
+    """As the adapters are while they train."""
+    return options.precision if engine_casts(options) else options.adapters
+
+
+def engine_casts(options: TrainingOptions) -> bool:
+    """Whether DeepSpeed's engine turns every parameter that is not quantised into fp16 or bf16
+    (runtime/engine.py, _cast_module_mixed_precision). Without ZeRO an ordinary training loop is assumed."""
+    return options.zero_stage > 0 and options.precision in (Precision.FP16, Precision.BF16)
 
 
 def quantizable(architecture: Architecture) -> int:
@@ -76,7 +81,8 @@ def quantizable(architecture: Architecture) -> int:
 
 
 def unquantized_width(options: TrainingOptions) -> int:
-    """PEFT's ``prepare_model_for_kbit_training`` turns embeddings, head, norms and biases into fp32."""
-    if options.method is Method.QLORA and options.upcast_unquantized:
+    """PEFT's ``prepare_model_for_kbit_training`` turns embeddings, head, norms and biases into fp32,
+    unless an engine turns them back."""
+    if options.method is Method.QLORA and options.upcast_unquantized and not engine_casts(options):
         return PRECISIONS[Precision.FP32].weight
     return PRECISIONS[options.precision].weight
