@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a node type is not taken, before anything is sized."""
+
+from __future__ import annotations
+
+from deepspeed_provider.clusters.job import Constraints, Job
+from deepspeed_provider.clusters.node_type import NodeType, Support
+from deepspeed_provider.clusters.settings import node_counts
+
+_SUPPORT = {
+    Support.RETIRED: "retired: Databricks no longer launches it",
+    Support.NO_EVIDENCE: "Databricks does not name it among its node types",
+}
+
+
+def refusal(job: Job, node_type: NodeType, constraints: Constraints) -> str | None:
+    """One reason in words; None where it may be tried."""
+    for holds, reason in (
+        (not node_type.launchable, _SUPPORT.get(node_type.support, "cannot be launched")),
+        (_elsewhere(node_type, constraints), _place(node_type, constraints)),
+        (_not_asked_for(node_type, constraints), "not among the node types asked for"),
+        (_too_old(node_type, constraints), _generation(node_type, constraints)),
+        (
+            not node_type.priced(spot=constraints.spot),
+            f"no known {'spot' if constraints.spot else 'on-demand'} price",
+        ),
+        (not _divides(job, node_type, constraints), _division(job, node_type, constraints)),
+    ):
+        if holds:
+            return reason
+    return None
+
+
+def _elsewhere(node_type: NodeType, constraints: Constraints) -> bool:
+    if constraints.clouds and node_type.cloud not in constraints.clouds:
+        return True
+    return bool(constraints.regions) and node_type.region not in constraints.regions
+
+
+def _place(node_type: NodeType, constraints: Constraints) -> str:
+    asked = ", ".join(sorted({*(cloud.value for cloud in constraints.clouds), *constraints.regions}))
+    return f"on {node_type.cloud} in {node_type.region}, not in {asked}"
+
+
+def _not_asked_for(node_type: NodeType, constraints: Constraints) -> bool:
+    if constraints.node_type_ids and not any(map(node_type.named, constraints.node_type_ids)):
+        return True
+    begins = tuple(family.casefold() for family in constraints.families)
+    return bool(begins) and not node_type.node_type_id.casefold().startswith(begins)
+
+
+def _too_old(node_type: NodeType, constraints: Constraints) -> bool:
+    least = constraints.min_compute_capability
+    return least is not None and node_type.gpu.compute_capability < least
+
+
+def _generation(node_type: NodeType, constraints: Constraints) -> str:
+    bf16 = "" if node_type.gpu.bf16 else ", no bf16"
+    has, asked = (
+        ".".join(map(str, version))
+        for version in (node_type.gpu.compute_capability, constraints.min_compute_capability or (0, 0))
+    )
+    return f"{node_type.gpu.name} has compute capability {has}{bf16}; at least {asked} is asked for"
+
+
+def _divides(job: Job, node_type: NodeType, constraints: Constraints) -> bool:
+    counts = node_counts(job, node_type.gpus, least=constraints.min_nodes, most=constraints.max_nodes)
+    return next(counts, None) is not None
+
+
+def _division(job: Job, node_type: NodeType, constraints: Constraints) -> str:
+    nodes = f"{constraints.min_nodes} to {constraints.max_nodes}"
+    return (
+        f"an effective batch of {job.effective_batch_size} does not divide over {nodes} nodes "
+        f"of {node_type.gpus} GPU{'s' if node_type.gpus > 1 else ''}"
+    )
