@@ -100,7 +100,7 @@ def _number(value: Any) -> float | None:
 
 
 def _outside(field: Field, value: Any) -> Misfit | None:
-    number = None if isinstance(value, bool) else _number(value)
+    number = _number(value)
     if number is None or not field.bounds:
         return None
     holds = {
