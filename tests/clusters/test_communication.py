@@ -136,3 +136,14 @@ def test_hardware_of_a_node_type():
     # The GPUs of this node have half a slot each, to each other and to the host.
     assert found.pcie_bytes_per_second == found.intra_node_bytes_per_second == 15.75e9
     assert hardware().pcie_bytes_per_second == 31.5e9
+
+
+def test_hardware_that_is_described():
+    found = Hardware.given(gpu=gpu("A100-40GB"), gpus_per_node=8, nodes=2, interconnect_gbps=1600)
+    assert found.intra_node_bytes_per_second == 300e9
+    assert found.inter_node_bytes_per_second == 200e9
+    assert (found.cores_per_node, found.ram_bytes_per_node, found.nvme_bytes_per_node) == (96, 768 * GIB, 0)
+    without = Hardware.given(gpu=gpu("L4"), gpus_per_node=1, ram_bytes_per_node=16 * GIB, cores_per_node=4)
+    assert without.intra_node_bytes_per_second == 31.5e9
+    assert without.inter_node_bytes_per_second == 12.5e9
+    assert (without.cores_per_node, without.ram_bytes_per_node) == (4, 16 * GIB)

@@ -11,7 +11,7 @@ from deepspeed_provider.clusters.compute import peak_flops
 from deepspeed_provider.clusters.gpus import GIB, gpu, gpus
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.node_types import node_types
-from deepspeed_provider.clusters.throughput import Throughput, throughput
+from deepspeed_provider.clusters.throughput import Throughput, throughput, throughput_of, work
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
@@ -193,6 +193,28 @@ def test_more_of_anything_is_never_slower(run, machine, rate, times):
         better = dataclasses.replace(machine["gpu"], **{rate: getattr(machine["gpu"], rate) * times})
         more = {**machine, "gpu": better}
     assert seconds(run, more) <= seconds(run, machine) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_a_run(), st.integers(1, 3), st.integers(1, 64), st.integers(1, 8))
+def test_work_serves_all_sizes_stages_and_machines(run, stage, micro_batch_size, nodes):
+    name, values = run
+    (node,) = (node for node in node_types() if node.node_type_id == "p4d.24xlarge")
+    before = parse_options({**values, "zero_stage": 3, "offload": "none", "offload_device": "cpu"})
+    options = parse_options(
+        {
+            **values,
+            "zero_stage": stage,
+            "offload": "optimizer",
+            "offload_device": "cpu",
+            "micro_batch_size": micro_batch_size,
+            "gpus_per_node": 8,
+            "nodes": nodes,
+        }
+    )
+    hardware = Hardware.of(node, nodes)
+    model = MODELS[name]
+    assert throughput_of(work(model, before), options, hardware) == throughput(model, options, hardware)
 
 
 @settings(max_examples=150, deadline=None)

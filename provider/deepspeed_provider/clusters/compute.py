@@ -6,7 +6,6 @@ from __future__ import annotations
 from deepspeed_provider.clusters.calibration import A100_MATMUL_SHARE, FLASH_SHARE, FLASH_SHARE_HOPPER, Calibration
 from deepspeed_provider.clusters.flops import TokenWork, weight_bytes_moved
 from deepspeed_provider.clusters.gpus import Gpu
-from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.options import Attention, Loss, Precision, TrainingOptions
 from deepspeed_provider.sizing.states import state_bytes
 from deepspeed_provider.sizing.weights import Weights
@@ -20,7 +19,7 @@ def peak_flops(gpu: Gpu, precision: Precision) -> float:
 
 
 def micro_step_parts(
-    architecture: Architecture,
+    num_layers: int,
     found: Weights,
     options: TrainingOptions,
     gpu: Gpu,
@@ -42,7 +41,7 @@ def micro_step_parts(
         "loss": tokens * work.logits * loss / memory,
         "weights": weight_bytes_moved(found, options) / memory,
     }
-    floor = architecture.num_layers * calibration.launches_per_layer * calibration.launch_seconds
+    floor = num_layers * calibration.launches_per_layer * calibration.launch_seconds
     floor *= 4 / 3 if options.gradient_checkpointing else 1
     return parts | {"launches": max(0.0, floor - sum(parts.values()))}
 

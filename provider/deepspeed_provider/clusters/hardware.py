@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from deepspeed_provider.clusters.gpus import Gpu
+from deepspeed_provider.clusters.gpus import GIB, GIGA, Gpu
 from deepspeed_provider.clusters.node_type import NodeType
+
+# What a node is taken to have where nobody says; the middle of the catalogue has 100 Gbit/s, 16 cores and 111 GiB.
+INTERCONNECT_GBPS: Final = 100
+CORES_PER_GPU: Final = 12
+RAM_BYTES_PER_GPU: Final = 96 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,34 @@ class Hardware:
             ram_bytes_per_node=node_type.ram_bytes,
             nvme_bytes_per_node=node_type.nvme_bytes,
             cores_per_node=node_type.cores,
+        )
+
+    @classmethod
+    def given(
+        cls,
+        *,
+        gpu: Gpu,
+        gpus_per_node: int,
+        nodes: int = 1,
+        interconnect_gbps: float | None = None,
+        ram_bytes_per_node: int | None = None,
+        nvme_bytes_per_node: int = 0,
+        cores_per_node: int | None = None,
+    ) -> Hardware:
+        """Machines that a person describes. What is left out is taken as clouds have it: NVLink or PCIe between
+        the GPUs of a node, ``interconnect_gbps`` (Gbit/s of one node to the others) as ``INTERCONNECT_GBPS``,
+        ``CORES_PER_GPU`` and ``RAM_BYTES_PER_GPU``."""
+        return cls(
+            gpu=gpu,
+            gpus_per_node=gpus_per_node,
+            nodes=nodes,
+            intra_node_bytes_per_second=gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second,
+            inter_node_bytes_per_second=(INTERCONNECT_GBPS if interconnect_gbps is None else interconnect_gbps)
+            * GIGA
+            / 8,
+            ram_bytes_per_node=gpus_per_node * RAM_BYTES_PER_GPU if ram_bytes_per_node is None else ram_bytes_per_node,
+            nvme_bytes_per_node=nvme_bytes_per_node,
+            cores_per_node=gpus_per_node * CORES_PER_GPU if cores_per_node is None else cores_per_node,
         )
 
     @property

@@ -9,13 +9,13 @@ from enum import StrEnum
 from deepspeed_provider.clusters.calibration import CALIBRATION, Calibration
 from deepspeed_provider.clusters.communication import communication
 from deepspeed_provider.clusters.compute import micro_step_parts, optimizer_seconds, peak_flops
-from deepspeed_provider.clusters.flops import token_work
+from deepspeed_provider.clusters.flops import TokenWork, token_work
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.offload import offload_time
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.options import TrainingOptions
-from deepspeed_provider.sizing.weights import weights
+from deepspeed_provider.sizing.weights import Weights, weights
 
 
 class Bound(StrEnum):
@@ -55,6 +55,24 @@ class Throughput:
     hidden_seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What of a model and a way to train it does not depend on hardware, sizes of batches and their number.
+
+    One serves all options that differ in those, in ZeRO stages from 1 to 3 and in offload only.
+    """
+
+    num_layers: int
+    weights: Weights
+    token: TokenWork
+
+
+def work(architecture: Architecture, options: TrainingOptions) -> Work:
+    """Raises :class:`SpecError` for LoRA targets that the model does not have."""
+    found = weights(architecture, options)
+    return Work(num_layers=architecture.num_layers, weights=found, token=token_work(architecture, found, options))
+
+
 def throughput(
     architecture: Architecture,
     options: TrainingOptions,
@@ -63,46 +81,54 @@ def throughput(
 ) -> Throughput:
     """Raises :class:`SpecError` for LoRA targets that the model does not have, and where the options are for
     another number of GPUs than the hardware has."""
+    return throughput_of(work(architecture, options), options, hardware, calibration)
+
+
+def throughput_of(
+    known: Work, options: TrainingOptions, hardware: Hardware, calibration: Calibration = CALIBRATION
+) -> Throughput:
+    """As :func:`throughput`, for work that is known already: a search tries many sizes and machines."""
     _refuse_other_hardware(options, hardware)
-    found = weights(architecture, options)
-    work = token_work(architecture, found, options)
     micro_steps = options.gradient_accumulation_steps
-    micro = micro_step_parts(architecture, found, options, hardware.gpu, work, calibration)
+    micro = micro_step_parts(known.num_layers, known.weights, options, hardware.gpu, known.token, calibration)
     computed = {name: micro_steps * seconds for name, seconds in micro.items()}
-    sent = communication(architecture.num_layers, found, options, hardware, calibration)
-    moved = offload_time(found, options, hardware, calibration)
-    optimizer = 0.0 if options.offloads_optimizer else optimizer_seconds(found, options, hardware.gpu)
+    sent = communication(known.num_layers, known.weights, options, hardware, calibration)
+    moved = offload_time(known.weights, options, hardware, calibration)
+    optimizer = 0.0 if options.offloads_optimizer else optimizer_seconds(known.weights, options, hardware.gpu)
 
     streams = (sum(computed.values()), sent.overlapped, moved.pcie, moved.nvme)
     hidden = (1 - calibration.exposed) * (sum(streams) - max(streams))
-    parts = _present(
-        [
-            *(TimePart(name=name, bound=Bound.COMPUTE, seconds=seconds) for name, seconds in computed.items()),
-            TimePart(name="optimizer", bound=Bound.COMPUTE, seconds=optimizer),
-            TimePart(name="communication", bound=Bound.COMMUNICATION, seconds=sent.overlapped + sent.waited),
-            TimePart(name="pcie", bound=Bound.OFFLOAD, seconds=moved.pcie + moved.waited_pcie),
-            TimePart(name="cpu_optimizer", bound=Bound.OFFLOAD, seconds=moved.cpu_optimizer),
-            TimePart(name="nvme", bound=Bound.OFFLOAD, seconds=moved.nvme + moved.waited_nvme),
-        ]
-    )
-    seconds = sum(part.seconds for part in parts) - hidden
+    by_bound = {
+        Bound.COMPUTE: {**computed, "optimizer": optimizer},
+        Bound.COMMUNICATION: {"communication": sent.overlapped + sent.waited},
+        Bound.OFFLOAD: {
+            "pcie": moved.pcie + moved.waited_pcie,
+            "cpu_optimizer": moved.cpu_optimizer,
+            "nvme": moved.nvme + moved.waited_nvme,
+        },
+    }
+    sums = {bound: sum(parts.values()) for bound, parts in by_bound.items()}
+    seconds = sum(sums.values()) - hidden
     per_gpu = micro_steps * options.tokens / seconds
     return Throughput(
         tokens_per_second=per_gpu * hardware.world_size,
         tokens_per_second_per_gpu=per_gpu,
-        mfu=per_gpu * work.model_flops / peak_flops(hardware.gpu, options.precision),
-        bound_by=max(Bound, key=lambda bound: sum(part.seconds for part in parts if part.bound is bound)),
+        mfu=per_gpu * known.token.model_flops / peak_flops(hardware.gpu, options.precision),
+        bound_by=max(sums, key=sums.__getitem__),
         seconds_per_step=seconds,
-        parts=parts,
+        parts=tuple(
+            TimePart(name=name, bound=bound, seconds=size)
+            for bound, parts in by_bound.items()
+            for name, size in parts.items()
+            if size > 0
+        ),
         hidden_seconds=hidden,
     )
 
 
-def _present(parts: list[TimePart]) -> tuple[TimePart, ...]:
-    return tuple(part for part in parts if part.seconds > 0)
-
-
 def _refuse_other_hardware(options: TrainingOptions, hardware: Hardware) -> None:
+    if (options.gpus_per_node, options.nodes) == (hardware.gpus_per_node, hardware.nodes):
+        return
     problems = [
         FieldProblem(
             field=name,
@@ -113,5 +139,4 @@ def _refuse_other_hardware(options: TrainingOptions, hardware: Hardware) -> None
         for name in ("gpus_per_node", "nodes")
         if getattr(options, name) != getattr(hardware, name)
     ]
-    if problems:
-        raise SpecError(problems)
+    raise SpecError(problems)
