@@ -49,7 +49,8 @@ class Miss:
 
     def __str__(self) -> str:
         nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
-        return f"{self.missing_bytes / GIB:.1f} GiB of {self.resource} too little at best ({nodes}, {self.layout}, micro-batch 1)"
+        missing = f"{self.missing_bytes / GIB:.1f} GiB of {self.resource}"
+        return f"{missing} too little at best ({nodes}, {self.layout}, micro-batch 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ class _Search:
     def _try(self, bound: Candidate) -> None:
         """Puts the best that a bound leads to into the table, unless it cannot get there."""
         node_type = bound.node_type
-        if self._full() and self._rank(bound)[0] > self._rank(self.table[-1])[0]:
+        if self._full() and bound.goal(self.objective) > self.table[-1].goal(self.objective):
             self.reasons.setdefault(node_type, self._dearer(bound))
             return
         broken = bound.broken_limits(self.constraints)
@@ -142,11 +143,10 @@ class _Search:
     def _fastest(self, bound: Candidate) -> Candidate | None:
         """The fastest settings that fit, layout by layout until no other can be faster."""
         best: Candidate | None = None
-        ideals = [
-            self._ideal(bound.node_type, bound.nodes, layout) for layout in self._layouts(bound.node_type, bound.nodes)
-        ]
+        node_type, nodes = bound.node_type, bound.nodes
+        ideals = [self._ideal(node_type, nodes, layout) for layout in self._layouts(node_type, nodes)]
         for ideal in sorted(ideals, key=self._rank):
-            if best is not None and self._rank(ideal)[0] > self._rank(best)[0]:
+            if best is not None and ideal.goal(self.objective) > best.goal(self.objective):
                 break
             found = self._largest_that_fits(ideal)
             if found is not None and (best is None or self._rank(found) < self._rank(best)):
