@@ -84,14 +84,17 @@ class Candidate:
         """Price of the whole run."""
         return self.usd_per_hour * self.hours
 
+    def goal(self, objective: Objective) -> float:
+        """What is minimised, to a millionth."""
+        return round(self.usd if objective is Objective.COST else self.hours, 6)
+
     def rank(self, objective: Objective) -> tuple[object, ...]:
         """Sorts candidates; equal ones by fewer nodes, a simpler layout, larger micro-batches, then by name."""
-        first, second = (self.usd, self.hours) if objective is Objective.COST else (self.hours, self.usd)
         return (
-            round(first, 6),
+            self.goal(objective),
             self.nodes,
             self.layout.burden,
-            round(second, 6),
+            round(self.usd + self.hours, 6),
             -self.options.micro_batch_size,
             self.node_type.cloud.value,
             self.node_type.node_type_id,
