@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(deepspeed_provider.__file__).parent
 HEAVY = ("torch", "deepspeed", "transformers", "mlflow", "pyspark", "peft", "pandas", "pyarrow", "grpc")
-PURE = ("spec", "planning", "deepspeed_config.generate", "errors")
+PURE = ("spec", "planning", "deepspeed_config.generate", "deepspeed_config.check", "errors")
 AIRFLOW_SIDE = (
     "provider_info",
     "params",

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from deepspeed_provider import __version__
+from deepspeed_provider.cli_config import config_app
 from deepspeed_provider.cli_estimate import estimate
 from deepspeed_provider.cli_options import long_names
 from deepspeed_provider.errors import EngineError, SpecError
@@ -20,6 +21,7 @@ from deepspeed_provider.errors import EngineError, SpecError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 engine_app = typer.Typer(no_args_is_help=True, help="The embedded Spark Connect engine on this machine.")
 app.add_typer(engine_app, name="engine")
+app.add_typer(config_app, name="config")
 app.command("estimate", epilog=long_names())(estimate)
 
 Home = Annotated[

@@ -7,11 +7,14 @@ Most of it would be accepted by DeepSpeed, which ignores what it does not know, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Severity
 from deepspeed_provider.deepspeed_config.rules import RULES
 from deepspeed_provider.deepspeed_config.subject import Subject
+
+# Values that no finding may repeat.
+SECRETS: Final = ("comet.api_key",)
 
 
 def check(config: Mapping[str, Any], facts: Facts | None = None) -> list[Finding]:
@@ -25,7 +28,7 @@ def check(config: Mapping[str, Any], facts: Facts | None = None) -> list[Finding
             rule=rule.name,
             severity=rule.severity,
             path=found.path,
-            value=found.value,
+            value="(hidden)" if found.path in SECRETS else found.value,
             problem=found.problem,
             suggestion=found.suggestion,
         )

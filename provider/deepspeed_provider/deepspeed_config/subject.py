@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +44,7 @@ class Subject:
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
         """Every key at every level that DeepSpeed knows, or hands on."""
-        return tuple(_walk("", "", self.config))
+        return tuple(_walk(self.config))
 
     def section(self, path: str) -> Mapping[str, Any]:
         """What is written there, under first names; empty where it is absent or no section."""
@@ -98,8 +99,12 @@ class Subject:
 
     @property
     def on_nvme(self) -> tuple[str, ...]:
-        """Which of the two offloads go to NVMe."""
-        return tuple(name for name in ("offload_optimizer", "offload_param") if self.device(name) == "nvme")
+        """Which of the two offloads go to NVMe; none below stage 3, whatever is written."""
+        return (
+            ()
+            if self.stage < 3
+            else tuple(name for name in ("offload_optimizer", "offload_param") if self.device(name) == "nvme")
+        )
 
     @property
     def bf16(self) -> str:
@@ -130,11 +135,15 @@ class Subject:
         return known is not None and tuple(known.parameters) == ("torch",)
 
 
-def _walk(path: str, known: str | None, content: Mapping[str, Any]) -> Iterator[Visit]:
-    section = None if known is None else schema().sections[known]
-    for key, value in content.items():
-        name, here = str(key), f"{path}.{key}" if path else str(key)
-        field = None if section is None else section.fields.get(name)
-        yield Visit(path=here, name=name, value=value, section=section, field=field)
-        if isinstance(value, Mapping):
-            yield from _walk(here, field.section if field is not None else None, value)
+def _walk(config: Mapping[str, Any]) -> Iterator[Visit]:
+    """Level by level, without recursion: a configuration may be nested as deeply as it likes."""
+    waiting: deque[tuple[str, Section | None, Mapping[str, Any]]] = deque([("", schema().sections[""], config)])
+    while waiting:
+        path, section, content = waiting.popleft()
+        for key, value in content.items():
+            name, here = str(key), f"{path}.{key}" if path else str(key)
+            field = None if section is None else section.fields.get(name)
+            yield Visit(path=here, name=name, value=value, section=section, field=field)
+            if isinstance(value, Mapping):
+                inner = None if field is None or field.section is None else schema().sections[field.section]
+                waiting.append((here, inner, value))

@@ -150,7 +150,7 @@ def _secrets(subject: Subject) -> Iterable[Found]:
     if subject.written(path):
         text = "a secret does not belong into a configuration, which is logged and stored."
         hint = "Give it as the environment variable COMET_API_KEY."
-        yield Found(path=path, value="(hidden)", problem=text, suggestion=hint)
+        yield Found(path=path, value=subject.written(path), problem=text, suggestion=hint)
 
 
 RULES: Final = (
