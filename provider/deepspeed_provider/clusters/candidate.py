@@ -12,6 +12,7 @@ from deepspeed_provider.clusters.job import Constraints, Headroom, Job, Objectiv
 from deepspeed_provider.clusters.node_type import NodeType
 from deepspeed_provider.clusters.settings import Layout, options_for
 from deepspeed_provider.clusters.throughput import Throughput, throughput
+from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.estimate import MemoryEstimate, estimate
 from deepspeed_provider.sizing.options import TrainingOptions
 
@@ -21,7 +22,7 @@ STARTUP_HOURS = 12 / 60
 # bandwidth does not tell (shared links, no kernel bypass) is put into the time as this factor.
 POOR_NETWORK_FACTOR = 1.25
 
-MemoryCache = dict[tuple[object, ...], MemoryEstimate]
+NeedCache = dict[tuple[object, ...], "Need"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +55,16 @@ class Candidate:
     node_type: NodeType
     nodes: int
     layout: Layout
+    architecture: Architecture
     options: TrainingOptions
-    memory: MemoryEstimate
     throughput: Throughput
     steps: int
     spot: bool
+
+    @cached_property
+    def memory(self) -> MemoryEstimate:
+        """What it needs; counted when it is asked for."""
+        return estimate(self.architecture, self.options)
 
     @property
     def drivers(self) -> int:
@@ -112,7 +118,7 @@ class Candidate:
         return found
 
 
-def need(job: Job, options: TrainingOptions, cache: MemoryCache) -> tuple[Need, MemoryEstimate]:
+def need(job: Job, options: TrainingOptions, cache: NeedCache) -> Need:
     """Memory of a job with these options. It depends on nothing of a node type but its number of GPUs."""
     key = (
         options.zero_stage,
@@ -127,15 +133,13 @@ def need(job: Job, options: TrainingOptions, cache: MemoryCache) -> tuple[Need, 
     )
     found = cache.get(key)
     if found is None:
-        found = cache[key] = estimate(job.architecture, options)
-    return (
-        Need(
-            gpu_bytes=found.gpu.total_bytes,
-            host_bytes=found.host.total_bytes,
-            nvme_bytes=found.nvme.total_bytes,
-        ),
-        found,
-    )
+        memory = estimate(job.architecture, options)
+        found = cache[key] = Need(
+            gpu_bytes=memory.gpu.total_bytes,
+            host_bytes=memory.host.total_bytes,
+            nvme_bytes=memory.nvme.total_bytes,
+        )
+    return found
 
 
 def candidate(
@@ -146,19 +150,17 @@ def candidate(
     micro_batch_size: int,
     *,
     spot: bool,
-    cache: MemoryCache,
 ) -> Candidate:
     """This way to run the job, whether it fits or not."""
     options = options_for(
         job, layout, node_type.gpu, gpus_per_node=node_type.gpus, nodes=nodes, micro_batch_size=micro_batch_size
     )
-    _, memory = need(job, options, cache)
     return Candidate(
         node_type=node_type,
         nodes=nodes,
         layout=layout,
         options=options,
-        memory=memory,
+        architecture=job.architecture,
         throughput=throughput(job.architecture, options, Hardware.of(node_type, nodes)),
         steps=job.steps,
         spot=spot,

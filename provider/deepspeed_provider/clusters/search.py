@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from deepspeed_provider.clusters.candidate import Candidate, MemoryCache, candidate, need
+from deepspeed_provider.clusters.candidate import Candidate, NeedCache, candidate, need
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_type import NodeType
 from deepspeed_provider.clusters.refusals import refusal
@@ -83,7 +83,7 @@ def search(
 class _Search:
     def __init__(self, job: Job, constraints: Constraints, objective: Objective, top: int) -> None:
         self.job, self.constraints, self.objective, self.top = job, constraints, objective, top
-        self.cache: MemoryCache = {}
+        self.cache: NeedCache = {}
         self.table: list[Candidate] = []
         self.reasons: dict[NodeType, str] = {}
         self.misses: dict[NodeType, Miss] = {}
@@ -195,7 +195,6 @@ class _Search:
             layout,
             micro_batch_size,
             spot=self.constraints.spot,
-            cache=self.cache,
         )
 
     def _shortfalls(self, ideal: Candidate, micro_batch_size: int) -> dict[str, int]:
@@ -208,7 +207,7 @@ class _Search:
             nodes=ideal.nodes,
             micro_batch_size=micro_batch_size,
         )
-        return dict(need(self.job, options, self.cache)[0].shortfalls(node_type, self.constraints.headroom))
+        return dict(need(self.job, options, self.cache).shortfalls(node_type, self.constraints.headroom))
 
     def _rank(self, found: Candidate) -> tuple[object, ...]:
         return found.rank(self.objective)
