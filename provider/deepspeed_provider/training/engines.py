@@ -119,7 +119,8 @@ def build_optimizer(trainable: list[Any], plan: TrainingPlan, config: dict[str, 
         except Exception as error:  # noqa: BLE001  (a compiler that is missing or fails raises anything)
             log.warning("DeepSpeedCPUAdam cannot be built (%s); torch's AdamW does its work, more slowly", error)
             config["zero_force_ds_cpu_optimizer"] = False
-    return torch.optim.AdamW(groups, **options)
+    # Unfused, each step would take one more copy of the second moments.
+    return torch.optim.AdamW(groups, fused=plan.use_gpu, **options)
 
 
 def learning_rate(engine: Any) -> float:
