@@ -28,7 +28,7 @@ from deepspeed_provider.planning import Hardware, finetune_plan, plan
 from deepspeed_provider.spec import FineTuneSpec
 from deepspeed_provider.training.plan import TrainingPlan
 
-ROUNDS = 3
+ROUNDS = 2
 RANKS = 2
 DAGS = Path(__file__).parents[1] / "dags"
 CONF = {"max_steps": 20, "ranks": RANKS, "registered_model_name": "", "evaluation_rows": 8, "generations": 0}
