@@ -11,8 +11,8 @@ reads cases by name (see ``test_real_engines.py``) and writes, for each, bytes b
 - ``stepping``: when the wrapped torch optimizer begins its step;
 
 and, as ``reduction_peak`` and ``step_peak``, the most that was there at once while gradients were reduced,
-and from ``kept`` until the last ``stepping``. A storage counts once, whole, under the first role that claims
-it; ``unclaimed`` is what else is alive.
+and from ``kept`` (in stage 3, once nothing is gathered) until the last ``stepping``. A storage counts once,
+whole, under the first role that claims it; ``unclaimed`` is what else is alive.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class Observer:
             self._around(wrapper, "_release_ipg_buffers", self._noted("reduced"))
         if hasattr(wrapper, "reduce_gradients"):
             self._around(wrapper, "reduce_gradients", self._reduction)
-        elif not hasattr(wrapper, "ipg_buckets"):
+        if hasattr(wrapper, "_partition_all_parameters"):
+            self._around(wrapper, "_partition_all_parameters", self._release)
+        if not hasattr(wrapper, "ipg_buckets"):
             self._around(engine, "buffered_allreduce_fallback", self._reduction)
 
     def _around(self, owner: Any, name: str, observe: Any) -> None:
@@ -167,6 +169,13 @@ class Observer:
         with live:
             result = call()
         self._peak("reduction_peak", live, "unreduced")
+        return result
+
+    def _release(self, call: Any) -> Any:
+        """Stage 3 begins its step by giving up all that is still gathered."""
+        result = call()
+        if self.live is not None:
+            self.live.peak = self.live.now
         return result
 
     def _inner_step(self, call: Any) -> Any:

@@ -51,6 +51,8 @@ def parts_by_moment(architecture: Architecture, weights: Weights, options: Train
     }
     if options.zero_stage < 2 and options.world_size > 1:
         found["gradient reduction"] = [*resident, *model_states.reduction(architecture, weights, options)]
+    if options.zero_stage:
+        found["gradient norm"] = [*resident, *model_states.norm(architecture, weights, options)]
     found["optimizer step"] = [*resident, *model_states.step(architecture, weights, options)]
     return found
 

@@ -209,12 +209,38 @@ def reduction(architecture: Architecture, weights: Weights, options: TrainingOpt
     ]
 
 
+def norm(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
+    """Before the step, ZeRO takes the gradients' norm in double precision, one tensor's share after the other."""
+    if options.offloads_optimizer:
+        return []
+    largest, share = max(weights.trained_sizes, default=0), partition_elements(weights, options)
+    piece = -(-largest // options.world_size) if options.zero_stage == 3 else min(largest, share)
+    return [
+        *_gradients_to_step(architecture, weights, options),
+        Part(
+            name="gradient_in_double",
+            bytes=8 * piece,
+            formula="8 x largest tensor's share",
+            numbers={"largest": largest, "share": piece},
+            source=f"{_STAGE_1_AND_2}, get_grad_norm_direct; runtime/zero/utils.py, get_norm_dtype",
+        ),
+    ]
+
+
 def step(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
     """The optimizer's step: gradients flattened, then cast to the master weights' precision."""
     if options.offloads_optimizer:
         # Stage 3's bucket stays; all else happens on the host.
         bucket = [reduce_bucket(architecture, weights, options)] if options.zero_stage == 3 else []
         return [*bucket, *offload_buffer(weights, options)]
+    return [
+        *_gradients_to_step(architecture, weights, options),
+        *_copies_for_step(weights, options),
+        *_foreach(weights, options),
+    ]
+
+
+def _gradients_to_step(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
     width = weights.widths.gradient
     kept = reduced_gradient_elements(weights, options)
     parts = [
@@ -228,7 +254,7 @@ def step(architecture: Architecture, weights: Weights, options: TrainingOptions)
     ]
     if options.zero_stage == 3:
         parts.append(reduce_bucket(architecture, weights, options))
-    return [*parts, *_copies_for_step(weights, options), *_foreach(weights, options)]
+    return parts
 
 
 def _copies_for_step(weights: Weights, options: TrainingOptions) -> list[Part]:
