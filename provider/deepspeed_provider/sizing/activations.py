@@ -93,7 +93,8 @@ class _Step:
                 name="head",
                 activations={kept_name: kept, **tables, "attention_mask": self.mask, "logits_and_loss": loss.bare},
                 gradients_done=0.0,
-                gradient_in_flight=loss.in_flight,
+                # A shared weight's gradient is not handed on yet.
+                gradient_in_flight=loss.beyond_kept if self.waiting else loss.in_flight,
                 beyond_kept_gradients=loss.beyond_kept,
             ),
             Moment(
@@ -158,12 +159,16 @@ class _Step:
         return self.stream if self.checkpointing else layer.retained
 
     def _embedding_output(self) -> int:
-        """Asked for its gradient (for checkpointing's sake) it is a leaf, which autograd holds. Without
-        position embeddings it is the first layer's input itself."""
-        if self.mode.trains_base or not self.checkpointing or not self.architecture.position_rows:
+        """What the layers' own inputs do not count of it.
+
+        A frozen embedding's output, asked for its gradient for checkpointing's sake, is a leaf, which autograd
+        holds; without position embeddings it is the first layer's input itself. A trained projection saves it.
+        """
+        architecture, projected = self.architecture, bool(self.architecture.embedding_projection_parameters)
+        wanted = self.checkpointing and architecture.position_rows > 0
+        if not (projected if self.mode.trains_base else wanted):
             return 0
-        width = self.architecture.embedding_width or self.architecture.hidden_size
-        return self.mode.tokens * width * self.mode.stream_width
+        return self.mode.tokens * (architecture.embedding_width or architecture.hidden_size) * self.mode.stream_width
 
     def _share(self, gradients: int) -> float:
         return gradients / self.all_gradients if self.all_gradients else 0.0

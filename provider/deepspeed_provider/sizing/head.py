@@ -20,6 +20,8 @@ def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value
     x = tape.input(mode.tokens * architecture.hidden_size, mode.stream_width, needs_grad=True)
     if architecture.final_norm_parameters:
         x = norm(tape, x, architecture.norm, trained=mode.trains_base, width=architecture.hidden_size)
+    if architecture.embedding_projection_parameters:
+        x = _to_embedding_width(tape, x, architecture, mode)
     x = tape.cast(x, mode.head_width)
     if mode.loss == "fused":
         return _fused_loss(tape, x, architecture, mode), ()
@@ -40,8 +42,21 @@ def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value
     return tape, held
 
 
+def _to_embedding_width(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:
+    """OPT 350M's head is as narrow as its embedding."""
+    trained, width = mode.trains_base, architecture.embedding_width
+    return tape.op(
+        (x,),
+        mode.tokens * width,
+        x.width,
+        saved=(x,) if trained else (),
+        weight_gradient=architecture.hidden_size * width * mode.compute_width if trained else 0,
+        reads_weight=True,
+    )
+
+
 def _logits(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:
-    gradient = architecture.vocab_size * architecture.hidden_size * mode.head_width if mode.trains_base else 0
+    gradient = architecture.token_embedding_parameters * mode.head_width if mode.trains_base else 0
     saved = (x,) if mode.trains_base else ()
     elements = mode.tokens * architecture.vocab_size
     logits = tape.op((x,), elements, mode.head_width, saved=saved, weight_gradient=gradient, reads_weight=True)
@@ -59,7 +74,7 @@ def _fused_loss(tape: Tape, x: Value, architecture: Architecture, mode: Mode) ->
     """
     pieces = 1 << math.ceil(math.log2(max(1, architecture.vocab_size / architecture.hidden_size)))
     logits = mode.tokens * architecture.vocab_size // pieces
-    gradient = architecture.vocab_size * architecture.hidden_size * mode.head_width if mode.trains_base else 0
+    gradient = architecture.token_embedding_parameters * mode.head_width if mode.trains_base else 0
     temporary = logits * (mode.head_width + 2 * FP32)
     tape.op((x,), 1, FP32, extra_saved=x.bytes + gradient + mode.tokens * LABEL, forward_temp=temporary)
     return tape
