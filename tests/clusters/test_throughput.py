@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 
 import pytest
-from deepspeed_provider.clusters.compute import peak_flops
+from deepspeed_provider.clusters.calibration import CALIBRATION
+from deepspeed_provider.clusters.compute import host_seconds, peak_flops
 from deepspeed_provider.clusters.gpus import GIB, gpu, gpus
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.node_types import node_types
@@ -90,6 +91,22 @@ def test_a_small_batch_reaches_less_of_the_peak():
     ]
     assert found == sorted(found)
     assert found[0] < found[-1] / 4
+
+
+def test_the_host_is_a_floor_under_small_batches():
+    """One layer starts 35 kernels forward, twice that backward, once more again; an adapter 6; stage 3 has hooks."""
+    per_launch, hooks = CALIBRATION.launch_seconds, CALIBRATION.hook_seconds
+    for values, per_layer in (
+        ({"gradient_checkpointing": False}, 3 * 35 * per_launch),
+        ({}, 4 * 35 * per_launch),
+        ({"method": "lora"}, 4 * (35 + 7 * 6) * per_launch),
+        ({"zero_stage": 3}, 4 * 35 * per_launch + hooks),
+    ):
+        options = parse_options(values)
+        found = host_seconds(LLAMA.num_layers, options, work(LLAMA, options).token, CALIBRATION)
+        assert found == pytest.approx(32 * per_layer)
+    short = [on("g5.2xlarge", method="lora", micro_batch_size=1, sequence_length=length) for length in (1, 2)]
+    assert short[0].seconds_per_step == pytest.approx(short[1].seconds_per_step, rel=1e-6)
 
 
 @pytest.mark.parametrize(

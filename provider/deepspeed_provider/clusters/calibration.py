@@ -31,8 +31,12 @@ class Calibration:
         sdpa: speed of the memory-efficient kernel relative to the flash kernel (FlashAttention-2, figure 4).
         score_bytes: moved per attention score by eager attention: written, masked, turned to fp32 for
             the softmax and back, read, and as often again in the backward pass.
-        launches_per_layer, launch_seconds: kernels that one layer starts in forward and backward in
-            transformers' eager code, and the host's time for each (PyTorch's profiler): a floor under small batches.
+        launches_per_layer, launches_per_adapter: kernels that one layer, and one LoRA adapter in it, start in a
+            forward pass of transformers' eager code: norms, positions, residuals beside the products. A backward
+            pass starts twice as many.
+        launch_seconds: the host's time for each, Python included; a floor under small batches. With
+            ``hook_seconds`` set by the runs of 256 tokens in Qwen's table (docs/throughput.md).
+        hook_seconds: ZeRO stage 3's Python hooks around each module, for one layer in one micro-step.
         collective_seconds: latency of one collective, all ranks' kernels started and joined.
         pcie: share of PCIe's rate that pinned copies reach.
         cpu_adam_parameters_per_second: per core (hyper-thread), DeepSpeed's CPU Adam, which the RAM's
@@ -50,8 +54,10 @@ class Calibration:
     network: float = 0.5
     sdpa: float = 0.55
     score_bytes: float = 48
-    launches_per_layer: float = 120
-    launch_seconds: float = 8e-6
+    launches_per_layer: float = 35
+    launches_per_adapter: float = 6
+    launch_seconds: float = 17e-6
+    hook_seconds: float = 8e-3
     collective_seconds: float = 40e-6
     pcie: float = 0.8
     cpu_adam_parameters_per_second: float = 40e6

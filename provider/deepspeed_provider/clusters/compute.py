@@ -41,9 +41,16 @@ def micro_step_parts(
         "loss": tokens * work.logits * loss / memory,
         "weights": weight_bytes_moved(found, options) / memory,
     }
-    floor = num_layers * calibration.launches_per_layer * calibration.launch_seconds
-    floor *= 4 / 3 if options.gradient_checkpointing else 1
+    floor = host_seconds(num_layers, options, work, calibration)
     return parts | {"launches": max(0.0, floor - sum(parts.values()))}
+
+
+def host_seconds(num_layers: int, options: TrainingOptions, work: TokenWork, calibration: Calibration) -> float:
+    """Of one micro-step: the time in which Python starts all kernels. The GPU works beside it, never ahead of it."""
+    launches = num_layers * calibration.launches_per_layer + work.adapters * calibration.launches_per_adapter
+    passes = 4 if options.gradient_checkpointing else 3
+    hooks = num_layers * calibration.hook_seconds if options.zero_stage == 3 else 0.0
+    return passes * launches * calibration.launch_seconds + hooks
 
 
 def matmul_rate(gpu: Gpu, precision: Precision, calibration: Calibration) -> float:

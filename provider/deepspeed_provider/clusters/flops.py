@@ -33,6 +33,7 @@ class TokenWork:
             meet them; a forward and backward pass without recomputation weighs 1.
         scores: attention scores, weighted alike.
         logits: of the head.
+        adapters: in all layers.
     """
 
     model_flops: float
@@ -41,17 +42,18 @@ class TokenWork:
     activation_elements: float
     scores: float
     logits: int
+    adapters: int
 
 
 def token_work(architecture: Architecture, found: Weights, options: TrainingOptions) -> TokenWork:
     """Of the model trained this way."""
     layers, head = layer_weights(architecture), head_weights(architecture)
-    adapters = adapter_weights(architecture, found)
+    adapted = adapter_weights(architecture, found)
     base_passes = 6 if options.method is Method.FULL else 4
-    useful = base_passes * (layers + head) + 6 * adapters
+    useful = base_passes * (layers + head) + 6 * adapted
     attention = attention_flops(architecture, options.sequence_length)
     again = options.gradient_checkpointing
-    recomputed = (2 * (layers + adapters), attention / 3) if again else (0, 0)
+    recomputed = (2 * (layers + adapted), attention / 3) if again else (0, 0)
     weight = 4 / 3 if again else 1  # forward is a third
     return TokenWork(
         model_flops=useful + attention,
@@ -60,6 +62,7 @@ def token_work(architecture: Architecture, found: Weights, options: TrainingOpti
         activation_elements=weight * (activation_width(architecture) + adapter_width(architecture, found)),
         scores=weight * architecture.num_layers * architecture.num_heads * options.sequence_length,
         logits=architecture.vocab_size,
+        adapters=adapters_in_layers(architecture, found),
     )
 
 
@@ -102,6 +105,13 @@ def adapter_width(architecture: Architecture, found: Weights) -> float:
         for count, share, linear in _linears(architecture)
         if (rank := found.adapters.rank_of(linear))
     )
+
+
+def adapters_in_layers(architecture: Architecture, found: Weights) -> int:
+    """Number of adapted matrices in all layers."""
+    if found.adapters is None:
+        return 0
+    return sum(count for count, _, linear in _linears(architecture) if found.adapters.rank_of(linear))
 
 
 def weight_bytes_moved(found: Weights, options: TrainingOptions) -> float:
