@@ -94,6 +94,8 @@ def options_for(
             "nodes": nodes,
             "micro_batch_size": micro_batch_size,
             "gradient_accumulation_steps": per_gpu // micro_batch_size,
+            # As the generated configuration has it on GPUs.
+            "overlap_comm": True,
         }
     )
 
