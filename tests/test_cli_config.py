@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from deepspeed_provider.cli import app
+from deepspeed_provider.deepspeed_config.rules import RULES
 from typer.testing import CliRunner, Result
 
 GOOD = {
@@ -152,6 +153,14 @@ def test_a_secret_is_not_repeated() -> None:
 
 def test_half_a_letter_is_printed_too() -> None:
     assert run("-", stdin='{"train_batch_size": 8, "\\ud800": 1}').exit_code == 0
+
+
+def test_the_rules_are_listed() -> None:
+    result = CliRunner().invoke(app, ["config", "rules"], env={"COLUMNS": "250"})
+    assert result.exit_code == 0
+    for rule in RULES:
+        assert rule.name in result.output
+        assert rule.why in result.output
 
 
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:

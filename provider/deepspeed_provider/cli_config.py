@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``deepspeed-provider config check``: a DeepSpeed configuration judged before it costs money."""
+"""``deepspeed-provider config``: a DeepSpeed configuration judged before it costs money, and the rules of that."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from deepspeed_provider.deepspeed_config.check import check, findings_as_json
 from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Launcher, Severity
+from deepspeed_provider.deepspeed_config.rules import RULES
 from deepspeed_provider.deepspeed_config.schema import schema
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.sizing.options import Method
@@ -28,11 +29,6 @@ DEEPEST: Final = 50
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 config_app = typer.Typer(no_args_is_help=True, help="DeepSpeed configurations.")
-
-
-@config_app.callback()
-def _group() -> None:
-    """A group even while it holds one command."""
 
 
 @config_app.command("check")
@@ -92,6 +88,18 @@ def config_check(
     else:
         _print(findings, errors, file, batch_is_exact=world_size is not None)
     raise typer.Exit(1 if errors else 0)
+
+
+@config_app.command("rules")
+def config_rules() -> None:
+    """List the rules of the check, each with what DeepSpeed does with a configuration that breaks it."""
+    table = Table()
+    table.add_column("Rule", no_wrap=True)
+    table.add_column("")
+    table.add_column("Why", overflow="fold")
+    for rule in RULES:
+        table.add_row(rule.name, Text(rule.severity.value, style=_STYLES[rule.severity]), Text(rule.why))
+    Console().print(table)
 
 
 def _read(file: str) -> dict[str, Any]:
