@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from deepspeed_provider.sizing.catalogue import model_config
-from deepspeed_provider.sizing.estimate import OUTSIDE_TENSORS, Fit, estimate
+from deepspeed_provider.sizing.estimate import Fit, estimate
 from deepspeed_provider.sizing.families import architecture
-from deepspeed_provider.sizing.gpu import overhead_step
+from deepspeed_provider.sizing.gpu import overhead_step, parts_by_moment
 from deepspeed_provider.sizing.options import TrainingOptions
-from deepspeed_provider.sizing.overhead import CALIBRATION, Calibration, Fragmentation, overhead
+from deepspeed_provider.sizing.overhead import CALIBRATION, Calibration, Fragmentation, Step, overhead
+from deepspeed_provider.sizing.weights import weights
 
 from benches.measurements import GIB, MIB, Measurement, known_to_fit, measurements
 
@@ -199,31 +200,32 @@ def _left_out(rows: Sequence[Measurement]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What scoring needs of a row, without estimating again."""
+    """What scoring needs of a row, without estimating again: (allocated bytes, what overhead depends on) by moment."""
 
     source: str
     measured: float
-    allocated: int
     quantity: str
-    step: object
+    moments: tuple[tuple[int, Step], ...]
 
     @classmethod
     def of(cls, row: Measurement) -> _Facts:
-        gpu = row.estimate().gpu
-        tensors = [part for part in gpu.parts if part.name not in OUTSIDE_TENSORS]
+        model = architecture(row.config)
+        by_moment = parts_by_moment(model, weights(model, row.options), row.options)
         return cls(
             source=row.source.split(" '")[0].split(" final")[0].split(" sweep")[0],
             measured=row.measured_bytes,
-            allocated=gpu.allocated_bytes,
             quantity=row.quantity,
-            step=overhead_step(tensors, row.options),
+            moments=tuple(
+                (sum(part.bytes for part in parts), overhead_step(parts, row.options)) for parts in by_moment.values()
+            ),
         )
 
     def error(self, calibration: Calibration) -> float:
-        found = overhead(self.step, calibration)  # type: ignore[arg-type]
-        size = self.allocated + found.fragmentation
-        size += found.cuda_context + found.nccl if self.quantity == "total" else 0
-        return 100 * abs(size / self.measured - 1)
+        found = [(size, overhead(step, calibration)) for size, step in self.moments]
+        held = max(size + outside.fragmentation for size, outside in found)
+        outside = found[0][1]
+        held += outside.cuda_context + outside.nccl if self.quantity == "total" else 0
+        return 100 * abs(held / self.measured - 1)
 
 
 def _error(facts: Sequence[_Facts], calibration: Calibration) -> float:

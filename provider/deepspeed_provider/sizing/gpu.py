@@ -37,8 +37,15 @@ _NONE_REDUCED = frozenset({"last layer forward", "head"})
 def gpu_parts(architecture: Architecture, weights: Weights, options: TrainingOptions) -> tuple[tuple[Part, ...], str]:
     """(parts at the peak, the moment's name)."""
     candidates = parts_by_moment(architecture, weights, options)
-    name = max(candidates, key=lambda moment: sum(part.bytes for part in candidates[moment]))
-    return present([*candidates[name], *_outside(candidates[name], options)]), name
+    allocated = {moment: sum(part.bytes for part in parts) for moment, parts in candidates.items()}
+    name = max(allocated, key=lambda moment: allocated[moment])
+    held = {
+        moment: allocated[moment] + overhead(overhead_step(candidates[moment], options)).fragmentation
+        for moment in allocated
+    }
+    worst = max(held, key=lambda moment: held[moment])
+    step = overhead_step(candidates[worst], options)
+    return present([*candidates[name], *_outside(step, held[worst] - allocated[name])]), name
 
 
 def parts_by_moment(architecture: Architecture, weights: Weights, options: TrainingOptions) -> dict[str, list[Part]]:
@@ -155,14 +162,15 @@ def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
     )
 
 
-def _outside(parts: list[Part], options: TrainingOptions) -> list[Part]:
-    step = overhead_step(parts, options)
+def _outside(step: Step, fragmentation: int) -> list[Part]:
+    """``fragmentation``: what the allocator has come to hold at its worst moment, beyond the peak of the tensors."""
     found = overhead(step)
     return [
         Part(
             name="fragmentation",
-            bytes=found.fragmentation,
-            formula="fixed + share x what is made and freed each step (+ logits, where lengths change)",
+            bytes=fragmentation,
+            formula="most that is held at any moment (tensors + fixed + share x what moves, + logits, where lengths "
+            "change) - most tensors",
             numbers={"moving": step.moving_bytes, "logits": step.logits_bytes},
             source="reserved against allocated memory, measured",
         ),
