@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepspeed_provider.deepspeed_config.generate import BatchTriple, DeepSpeedSettings, deepspeed_config
+from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings, deepspeed_config
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.spec import FineTuneSpec, Method, Precision
 from deepspeed_provider.training.plan import (
@@ -86,7 +86,7 @@ def plan(spec: FineTuneSpec, hardware: Hardware) -> Plan:
         zero_stage=spec.zero_stage,
         batch=batch,
         deepspeed_config=deepspeed_config(
-            DeepSpeedSettings(
+            EngineSettings(
                 batch=batch,
                 zero_stage=spec.zero_stage,
                 precision=precision,

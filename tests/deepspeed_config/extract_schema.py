@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import enum
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import sys
@@ -114,6 +115,7 @@ def extract() -> dict[str, Any]:
         "sections": dict(sorted(sections.items())),
         "optimizers": _optimizers(),
         "schedulers": _schedulers(),
+        "trainer_fills": _trainer_fills(),
     }
 
 
@@ -344,6 +346,16 @@ def _schedulers() -> dict[str, Any]:
     for name in ("LRScheduler", "_LRScheduler", "ChainedScheduler", "SequentialLR"):
         kinds.pop(name, None)  # abstract, or made of other schedulers, which JSON cannot hold
     return {name: _parameters(kind) for name, kind in kinds.items()}
+
+
+def _trainer_fills() -> list[str]:
+    """Paths at which the Hugging Face trainer replaces "auto"."""
+    found = importlib.util.find_spec("transformers.integrations.deepspeed")
+    assert found is not None
+    assert found.origin is not None
+    calls = [node for node in ast.walk(ast.parse(Path(found.origin).read_text())) if isinstance(node, ast.Call)]
+    filled = [call.args[0] for call in calls if ast.unparse(call.func) in ("self.fill_match", "self.fill_only")]
+    return sorted({argument.value for argument in filled if isinstance(argument, ast.Constant)})
 
 
 def _parameters(kind: Any) -> dict[str, bool]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deepspeed_provider.deepspeed_config.findings import Facts
-from deepspeed_provider.deepspeed_config.generate import BatchTriple, DeepSpeedSettings
+from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings
 from deepspeed_provider.sizing.options import Offload, OffloadDevice
 
 MISTAKES = (
@@ -47,7 +47,7 @@ KEYS += ("train_batch_size", "wall_clock_breakdown", "mics_shard_size", "compute
 KEYS += ("bfloat16", "communication_data_type", "data_types", "checkpoint", "bf16_optimizer_states", "tag_validation")
 
 
-def settings(seed: int, count: int) -> Iterator[DeepSpeedSettings]:
+def settings(seed: int, count: int) -> Iterator[EngineSettings]:
     """Plans of all kinds: from one CPU rank to hundreds of GPUs, from an adapter to 70 B parameters."""
     random_ = random.Random(seed)
     for _ in range(count):
@@ -55,7 +55,7 @@ def settings(seed: int, count: int) -> Iterator[DeepSpeedSettings]:
         offload = random_.choice([Offload.NONE, *_offloads(stage)])
         known = random_.random() < 0.8
         parameters = round(10 ** random_.uniform(5, 11))
-        yield DeepSpeedSettings(
+        yield EngineSettings(
             batch=BatchTriple(
                 micro_batch_size=random_.choice((1, 2, 3, 4, 8, 16, 64)),
                 gradient_accumulation_steps=random_.choice((1, 2, 3, 5, 8, 16, 128)),
@@ -78,7 +78,7 @@ def _offloads(stage: int) -> list[Offload]:
     return {0: [], 3: list(Offload)}.get(stage, [Offload.OPTIMIZER])
 
 
-def facts(chosen: DeepSpeedSettings) -> Facts:
+def facts(chosen: EngineSettings) -> Facts:
     """As a plan knows them."""
     return Facts(
         world_size=chosen.batch.world_size,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts, Severity
-from deepspeed_provider.deepspeed_config.generate import DeepSpeedSettings, deepspeed_config
+from deepspeed_provider.deepspeed_config.generate import EngineSettings, deepspeed_config
 from deepspeed_provider.deepspeed_config.rules import RULES
 
 from deepspeed_config import HERE, deepspeed_reads, samples, script
@@ -48,7 +48,7 @@ def test_deepspeed_takes_what_is_generated_and_means_the_same(answers: tuple[Ans
         assert answer == _meant(chosen)
 
 
-def _meant(chosen: DeepSpeedSettings) -> dict[str, Any]:
+def _meant(chosen: EngineSettings) -> dict[str, Any]:
     batch, zero = chosen.batch, deepspeed_config(chosen)["zero_optimization"]
     return {
         "batch": [batch.effective_batch_size, batch.micro_batch_size, batch.gradient_accumulation_steps],

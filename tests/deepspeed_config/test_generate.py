@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deepspeed_provider.deepspeed_config.buckets import bucket_sizes
 from deepspeed_provider.deepspeed_config.check import check
-from deepspeed_provider.deepspeed_config.generate import BatchTriple, DeepSpeedSettings, deepspeed_config
+from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings, deepspeed_config
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.sizing.options import Offload, OffloadDevice
 
@@ -18,10 +18,8 @@ from deepspeed_config import samples
 BATCH = BatchTriple(micro_batch_size=2, gradient_accumulation_steps=4, world_size=8)
 
 
-def settings(**changes: Any) -> DeepSpeedSettings:
-    return DeepSpeedSettings(
-        **{"batch": BATCH, "zero_stage": 2, "precision": "bf16", "gradient_clipping": 1.0, **changes}
-    )
+def settings(**changes: Any) -> EngineSettings:
+    return EngineSettings(**{"batch": BATCH, "zero_stage": 2, "precision": "bf16", "gradient_clipping": 1.0, **changes})
 
 
 def leaves(value: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deepspeed_provider.deepspeed_config.generate import BatchTriple, DeepSpeedSettings, deepspeed_config
+from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings, deepspeed_config
 from deepspeed_provider.sizing.options import Offload
 from deepspeed_provider.training.plan import TrainingPlan
 from training import tiny_runs
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def plan(case: dict[str, Any], output: Path, model: Path, dataset: Path) -> TrainingPlan:
     generated = deepspeed_config(
-        DeepSpeedSettings(
+        EngineSettings(
             batch=BATCH,
             gradient_clipping=1.0,
             use_gpu=False,

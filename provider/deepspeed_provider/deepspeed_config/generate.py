@@ -43,7 +43,7 @@ class BatchTriple:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSpeedSettings:
+class EngineSettings:
     """What a plan has decided, as far as DeepSpeed must know it.
 
     Attributes:
@@ -95,7 +95,7 @@ class DeepSpeedSettings:
         return self.offload is not Offload.NONE and self.offload_device is OffloadDevice.NVME
 
 
-def deepspeed_config(settings: DeepSpeedSettings) -> dict[str, Any]:
+def deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
     """DeepSpeed's JSON for one training; every value in it is a number, a switch, a device or a path."""
     batch, precision = settings.batch, settings.precision
     config: dict[str, Any] = {
@@ -120,7 +120,7 @@ def deepspeed_config(settings: DeepSpeedSettings) -> dict[str, Any]:
     return config
 
 
-def _contradictions(settings: DeepSpeedSettings) -> list[FieldProblem]:
+def _contradictions(settings: EngineSettings) -> list[FieldProblem]:
     stage, problems = settings.zero_stage, []
     if stage not in (0, 1, 2, 3):
         problems.append(_problem("zero_stage", stage, "there is no such stage", "Use 0, 1, 2 or 3."))
@@ -157,7 +157,7 @@ def _fp16(precision: str) -> dict[str, Any]:
     }
 
 
-def _zero(settings: DeepSpeedSettings) -> dict[str, Any]:
+def _zero(settings: EngineSettings) -> dict[str, Any]:
     """Without the keys that the stage does not read."""
     stage = settings.zero_stage
     if stage == 0:
@@ -195,7 +195,7 @@ def _stage_3(sizes: Buckets) -> dict[str, Any]:
     }
 
 
-def _offloaded_optimizer(settings: DeepSpeedSettings) -> dict[str, Any]:
+def _offloaded_optimizer(settings: EngineSettings) -> dict[str, Any]:
     # Pinned pages, which a CPU-only torch cannot make, let the copies overlap with the computation.
     config: dict[str, Any] = {"device": settings.offload_device.value, "pin_memory": settings.use_gpu}
     if settings.on_nvme:
@@ -203,7 +203,7 @@ def _offloaded_optimizer(settings: DeepSpeedSettings) -> dict[str, Any]:
     return config
 
 
-def _offloaded_parameters(settings: DeepSpeedSettings) -> dict[str, Any]:
+def _offloaded_parameters(settings: EngineSettings) -> dict[str, Any]:
     config: dict[str, Any] = {"device": settings.offload_device.value, "pin_memory": settings.use_gpu}
     if settings.on_nvme:
         # Each rank reads its part of a tensor into one buffer, whole.

@@ -73,7 +73,17 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """All of it; ``removed`` tells by dotted path why DeepSpeed now refuses a key that it once took."""
+    """All of it.
+
+    Attributes:
+        version: of DeepSpeed.
+        extracted_on: date.
+        removed: by dotted path, why DeepSpeed now refuses a key that it once took.
+        sections: by dotted path; the top level is "".
+        optimizers: DeepSpeed's own in lower case, torch's as they are written.
+        schedulers: parameters of the constructor, and whether each is required.
+        trainer_fills: dotted paths at which the Hugging Face trainer replaces "auto".
+    """
 
     version: str
     extracted_on: str
@@ -81,6 +91,7 @@ class Schema:
     sections: Mapping[str, Section]
     optimizers: Mapping[str, Optimizer]
     schedulers: Mapping[str, Mapping[str, bool]]
+    trainer_fills: frozenset[str]
 
     def field(self, path: str) -> Field:
         """Raises KeyError for a path that DeepSpeed does not know."""
@@ -105,6 +116,7 @@ def schema() -> Schema:
             for name, row in content["optimizers"].items()
         },
         schedulers=content["schedulers"],
+        trainer_fills=frozenset(content["trainer_fills"]),
     )
 
 

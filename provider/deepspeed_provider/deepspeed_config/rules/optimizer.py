@@ -145,6 +145,15 @@ def _checkpoint(subject: Subject) -> Iterable[Found]:
         yield Found(path=path, value=value, problem=text, suggestion="Use 'Warn'.")
 
 
+def _checkpointing(subject: Subject) -> Iterable[Found]:
+    path = "activation_checkpointing"
+    fields = schema().sections[path].fields
+    if any(subject.get(f"{path}.{name}") not in (None, field.default) for name, field in fields.items()):
+        text = "has an effect only in models that call deepspeed.checkpointing; Hugging Face's do not."
+        hint = "Remove it, and use the model's gradient checkpointing."
+        yield Found(path=path, value=subject.config[path], problem=text, suggestion=hint)
+
+
 def _secrets(subject: Subject) -> Iterable[Found]:
     path = "comet.api_key"
     if subject.written(path):
@@ -225,6 +234,14 @@ RULES: Final = (
         find=_checkpoint,
         accepted=Example(config(checkpoint={"tag_validation": "Ignore"})),
         refused=Example(config(checkpoint={"tag_validation": "Maybe"})),
+    ),
+    Rule(
+        name="activation-checkpointing",
+        severity=Severity.WARNING,
+        why="Checkpointing is the model's own; this section configures DeepSpeed's, which transformers does not use.",
+        find=_checkpointing,
+        accepted=Example(config(activation_checkpointing={"partition_activations": False})),
+        refused=Example(config(activation_checkpointing={"partition_activations": True})),
     ),
     Rule(
         name="secret-in-configuration",

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
 from deepspeed_provider.deepspeed_config.findings import Facts, Found, Severity
 from deepspeed_provider.deepspeed_config.rules.rule import Example, Rule, config, zero
+from deepspeed_provider.deepspeed_config.schema import schema
 from deepspeed_provider.deepspeed_config.subject import AUTO, Subject
 
 # DeepSpeed's names of a type (runtime/config.py, DtypeEnum), and those of communication (get_communication_data_type).
@@ -19,6 +21,8 @@ _DTYPES: Final = {
 }
 _COMMUNICATION: Final = ("communication_data_type", "seq_parallel_communication_data_type")
 _DATA_TYPES: Final = ("data_types.grad_accum_dtype", "data_types.param_dtype", "data_types.buffer_dtype")
+# Names under which people ask for a precision, DeepSpeed's own among them.
+LIKE_A_PRECISION: Final = re.compile(r"(fp|bf|tf|float|bfloat|int|nf|mxfp|nvfp)\d+|half|mixed_precision|dtype")
 _LOSS_SCALING: Final = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 _DYNAMIC: Final = ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 
@@ -147,6 +151,14 @@ def _other_precision(subject: Subject) -> Iterable[Found]:
             yield Found(path=f"data_types.{name}", value=value, problem=text, suggestion=hint)
 
 
+def _unknown_precision(subject: Subject) -> Iterable[Found]:
+    for name, value in subject.config.items():
+        is_known = str(name) in schema().sections[""].fields
+        if LIKE_A_PRECISION.fullmatch(str(name)) and not is_known and value not in (False, None, {}):
+            text = f"DeepSpeed knows no such precision, ignores it, and trains in {subject.precision}."
+            yield Found(path=str(name), value=value, problem=text, suggestion="Use 'bf16' or 'fp16'.")
+
+
 RULES: Final = (
     Rule(
         name="two-precisions",
@@ -155,6 +167,14 @@ RULES: Final = (
         find=_both,
         accepted=Example(config(bf16={"enabled": True}, fp16={"enabled": False})),
         refused=Example(config(bf16={"enabled": True}, fp16={"enabled": True})),
+    ),
+    Rule(
+        name="unknown-precision",
+        severity=Severity.ERROR,
+        why="A section such as 'fp8' is silently ignored.",
+        find=_unknown_precision,
+        accepted=Example(config(fp16={"enabled": True})),
+        refused=Example(config(fp8={"enabled": True})),
     ),
     Rule(
         name="old-bf16-name",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from deepspeed_provider.deepspeed_config.findings import Facts, Found, Launcher, Severity
+from deepspeed_provider.deepspeed_config.rules.precision import LIKE_A_PRECISION
 from deepspeed_provider.deepspeed_config.rules.rule import Example, Rule, config, zero
 from deepspeed_provider.deepspeed_config.schema import Section, schema
 from deepspeed_provider.deepspeed_config.subject import AUTO, Subject, Visit
@@ -60,7 +61,8 @@ def _ignored_keys(subject: Subject) -> Iterable[Found]:
 def _foreign_keys(subject: Subject) -> Iterable[Found]:
     for visit in _unknown(subject):
         known = visit.section is None or visit.section.closed or _near(visit.section, visit.name) or _elsewhere(visit)
-        if not known:
+        note = visit.name.startswith("_")  # a usual way to write a comment
+        if not known and not note and not LIKE_A_PRECISION.fullmatch(visit.name):
             text, hint = "DeepSpeed knows no such key, and ignores it.", "Remove it if nobody reads it."
             yield Found(path=visit.path, value=visit.value, problem=text, suggestion=hint)
 
@@ -125,14 +127,26 @@ def _values(kind: str) -> Callable[[Subject], Iterable[Found]]:
 
 
 def _autos(subject: Subject) -> Iterable[Found]:
+    if not subject.hugging_face:
+        for visit in _meaningless_autos(subject):
+            yield Found(path=visit.path, value=AUTO, problem=_auto_means(visit), suggestion="Write the value.")
+
+
+def _autos_left(subject: Subject) -> Iterable[Found]:
     if subject.hugging_face:
-        return
+        for visit in _meaningless_autos(subject):
+            if visit.path not in schema().trainer_fills:
+                text = "the Hugging Face trainer does not replace it here, and DeepSpeed takes its own default."
+                yield Found(path=visit.path, value=AUTO, problem=text, suggestion="Write the value.")
+
+
+def _meaningless_autos(subject: Subject) -> Iterator[Visit]:
+    """Where "auto" is not DeepSpeed's own word for a default."""
     for visit in subject.visits:
-        if visit.value != AUTO or (visit.section is not None and visit.section.open):
-            continue
-        if visit.field is not None and visit.field.default == AUTO:
-            continue
-        yield Found(path=visit.path, value=AUTO, problem=_auto_means(visit), suggestion="Write the value.")
+        is_open = visit.section is not None and visit.section.open
+        own = visit.field is not None and visit.field.default == AUTO
+        if visit.value == AUTO and not is_open and not own:
+            yield visit
 
 
 def _auto_means(visit: Visit) -> str:
@@ -240,5 +254,13 @@ RULES: Final = (
         find=_autos,
         accepted=Example(config(bf16={"enabled": "auto"}), Facts(launcher=Launcher.HUGGING_FACE)),
         refused=Example(config(bf16={"enabled": "auto"})),
+    ),
+    Rule(
+        name="auto-not-replaced",
+        severity=Severity.WARNING,
+        why='The Hugging Face trainer replaces "auto" at certain keys only.',
+        find=_autos_left,
+        accepted=Example(zero(2, reduce_bucket_size=AUTO), Facts(launcher=Launcher.HUGGING_FACE)),
+        refused=Example(zero(2, allgather_bucket_size=AUTO), Facts(launcher=Launcher.HUGGING_FACE)),
     ),
 )
