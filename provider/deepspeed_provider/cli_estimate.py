@@ -15,12 +15,15 @@ from rich.console import Console
 
 from deepspeed_provider.cli_options import flag, with_training_options
 from deepspeed_provider.cli_report import print_report
-from deepspeed_provider.cli_request import KEYS, answer
+from deepspeed_provider.cli_request import KEYS, Answer, answer
+from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS
+from deepspeed_provider.clusters.wire import throughput_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
 from deepspeed_provider.sizing.wire import estimate_as_json, failure_as_json, problems_as_json
 
 MODEL_PANEL = "Model"
+HARDWARE_PANEL = "Hardware"
 OUTPUT_PANEL = "Output"
 
 
@@ -40,6 +43,22 @@ def estimate(
             metavar="N",
             help="Instead of a model, its number of parameters: 7B, 350M, 7e9.",
             rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Tell too whether it fits this GPU and how fast it goes: A100-80GB, H100, A10G, T4, ...",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None,
+    interconnect_gbps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help=f"Network of one node, in Gbit/s. (default: {INTERCONNECT_GBPS})",
+            rich_help_panel=HARDWARE_PANEL,
         ),
     ] = None,
     download: Annotated[
@@ -74,7 +93,8 @@ def estimate(
 ) -> None:
     """Estimate GPU, host and NVMe memory of a fine-tune, from the model's config alone."""
     source = ModelSource(fetch=hub_fetch() if download else None)
-    values = {"model": model, "parameters": parameters, **options}
+    named = {"model": model, "parameters": parameters, "gpu": gpu, "interconnect_gbps": interconnect_gbps}
+    values = {**named, **options}
     try:
         if batch is not None:
             _refuse_beside_batch(values)
@@ -85,7 +105,7 @@ def estimate(
         _tell(error, as_json=as_json)
         raise typer.Exit(2) from None
     if as_json:
-        _print_json(estimate_as_json(found.estimate, model=found.model.name, explain=explain))
+        _print_json(_as_json(found, explain=explain))
     else:
         print_report(Console(soft_wrap=False), found, explain=explain)
 
@@ -137,7 +157,15 @@ def _answered(line: bytes, number: int, source: ModelSource, *, explain: bool) -
         # A mistake of ours on one line must not cost the answers to all that follow.
         traceback.print_exc()
         return failure_as_json(f"internal error, please report it: {type(error).__name__}: {error}", line=number)
-    return estimate_as_json(found.estimate, model=found.model.name, explain=explain)
+    return _as_json(found, explain=explain)
+
+
+def _as_json(found: Answer, *, explain: bool) -> Mapping[str, Any]:
+    content = estimate_as_json(found.estimate, model=found.model.name, explain=explain)
+    if found.on_hardware is not None:
+        content["throughput"] = throughput_as_json(found.on_hardware.throughput)
+        content["fits"] = found.on_hardware.fit.value
+    return content | {"warnings": list(found.warnings)}
 
 
 def _values(line: bytes) -> Mapping[str, Any]:

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_provider.cli_request import Answer
-from deepspeed_provider.sizing.estimate import GpuMemory, MemoryEstimate
+from deepspeed_provider.cli_request import Answer, OnHardware
+from deepspeed_provider.sizing.estimate import Fit, GpuMemory, MemoryEstimate
 from deepspeed_provider.sizing.options import Method, Offload, TrainingOptions
 from deepspeed_provider.sizing.parts import Part
 
@@ -31,11 +31,13 @@ def print_report(console: Console, found: Answer, *, explain: bool) -> None:
     console.print(_table("Host memory of one node", memory.host.parts, {"total": memory.host.total_bytes}))
     if memory.nvme.parts:
         console.print(_table("NVMe of one node", memory.nvme.parts, {"total": memory.nvme.total_bytes}))
+    if found.on_hardware is not None:
+        console.print(Text(_speed(found.on_hardware, memory.gpu), style="bold"))
     if explain:
         for title, parts in (("GPU", memory.gpu.parts), ("Host", memory.host.parts), ("NVMe", memory.nvme.parts)):
             _explain(console, title, parts)
-    _list(console, "Assumptions", memory.assumptions, "")
-    _list(console, "Warnings", memory.warnings, "yellow")
+    print_list(console, "Assumptions", memory.assumptions, "")
+    print_list(console, "Warnings", found.warnings, "yellow")
 
 
 def _training(options: TrainingOptions) -> str:
@@ -54,6 +56,25 @@ def _parameters(memory: MemoryEstimate) -> str:
     share = counts.trainable / (counts.total + counts.adapters)
     text = f"Parameters: {counts.total:,}, trained {counts.trainable:,} ({share:.2%})"
     return text + (f", active per token {counts.active:,}" if counts.active != counts.total else "")
+
+
+_FITS: Final = {
+    Fit.YES: "fits",
+    Fit.TIGHT: "fits tightly, if the allocator gives back what it caches",
+    Fit.NO: "does not fit",
+}
+
+
+def _speed(found: OnHardware, memory: GpuMemory) -> str:
+    """Two lines: whether it fits, and how fast it goes."""
+    hardware, speed = found.hardware, found.throughput
+    size = f"{_gib(memory.total_bytes)} of {_gib(hardware.gpu.memory_bytes)} GiB on each {hardware.gpu.name}"
+    each = f", {speed.tokens_per_second_per_gpu:,.0f} on each GPU" if hardware.world_size > 1 else ""
+    return (
+        f"{size}: {_FITS[found.fit]}\n"
+        f"{speed.tokens_per_second:,.0f} tokens/s{each}, {speed.mfu:.1%} of the peak (MFU), "
+        f"{speed.seconds_per_step:,.2f} s a step, bound by {speed.bound_by}"
+    )
 
 
 def _gpu(memory: GpuMemory) -> Table:
@@ -88,7 +109,8 @@ def _explain(console: Console, title: str, parts: Iterable[Part]) -> None:
         console.print(Text(f"  Source: {part.source}", style="dim"))
 
 
-def _list(console: Console, title: str, lines: Iterable[str], style: str) -> None:
+def print_list(console: Console, title: str, lines: Iterable[str], style: str) -> None:
+    """Lines under a title; nothing where there are none."""
     found = list(lines)
     if found:
         console.print(Text(f"\n{title}", style=f"bold {style}".strip()))

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from deepspeed_provider.clusters.gpus import Gpu, gpu
+from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, Hardware
+from deepspeed_provider.clusters.throughput import Throughput, throughput
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.model_source import Model, ModelSource, counted_model
-from deepspeed_provider.sizing.estimate import MemoryEstimate, estimate
+from deepspeed_provider.sizing.estimate import Fit, MemoryEstimate, estimate
 from deepspeed_provider.sizing.lora import adapters
-from deepspeed_provider.sizing.options import Method, TrainingOptions, parse_options
+from deepspeed_provider.sizing.options import Method, Precision, TrainingOptions, parse_options
 
-KEYS: Final = ("model", "parameters", *TrainingOptions.model_fields)
+HARDWARE_KEYS: Final = ("gpu", "interconnect_gbps")
+KEYS: Final = ("model", "parameters", *HARDWARE_KEYS, *TrainingOptions.model_fields)
 # Beyond all machines there are; keeps products of options printable.
 LARGEST_OPTION: Final = 10**15
 
@@ -26,12 +31,34 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnHardware:
+    """How a way to train goes on GPUs that were named."""
+
+    hardware: Hardware
+    throughput: Throughput
+    fit: Fit
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An estimate, and the model that it is of."""
+    """An estimate, the model that it is of, and how it goes on a GPU where one was named."""
 
     model: Model
     options: TrainingOptions
     estimate: MemoryEstimate
+    on_hardware: OnHardware | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of the estimate, and of training it so on this GPU."""
+        warned = self.estimate.warnings
+        if self.on_hardware is None:
+            return warned
+        gpu = self.on_hardware.hardware.gpu
+        if self.options.precision in (Precision.BF16, Precision.PURE_BF16) and not gpu.bf16:
+            slow = f"{gpu.name} does not compute in bf16: it is emulated, at the speed of fp32. Use precision fp16."
+            warned = (*warned, slow)
+        return warned
 
 
 def answer(values: Mapping[str, Any], source: ModelSource) -> Answer:
@@ -43,8 +70,12 @@ def answer(values: Mapping[str, Any], source: ModelSource) -> Answer:
     problems = [_unknown_key(name, value) for name, value in given.items() if name not in KEYS]
     model = _tried(lambda: _model(given, source), problems)
     options = _tried(lambda: _options(given), problems)
+    named = _tried(lambda: _gpu(given), problems)
+    interconnect = _tried(lambda: _interconnect_gbps(given), problems)
     if model is not None and options is not None and not problems:
-        return Answer(model=model, options=options, estimate=estimate(model.architecture, options))
+        memory = estimate(model.architecture, options)
+        on_hardware = None if named is None else _on_hardware(model, options, memory, named, interconnect)
+        return Answer(model=model, options=options, estimate=memory, on_hardware=on_hardware)
     if model is not None and options is None:
         # The estimate would find these only once the options are right.
         _tried(lambda: _refuse_absent_targets(model, given), problems)
@@ -61,30 +92,55 @@ def _tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
 
 def _model(given: Mapping[str, Any], source: ModelSource) -> Model:
     if "model" in given and "parameters" in given:
-        raise SpecError(
-            [
-                FieldProblem(
-                    field="parameters",
-                    value=given["parameters"],
-                    problem="a model has its own count",
-                    suggestion="Give a model or a parameter count, not both.",
-                )
-            ]
-        )
+        works = "Give a model or a parameter count, not both."
+        raise _problem("parameters", given["parameters"], "a model has its own count", works)
     if "parameters" in given:
         return counted_model(given["parameters"])
     if "model" in given:
         return source.model(given["model"])
-    raise SpecError(
-        [
-            FieldProblem(
-                field="model",
-                value=None,
-                problem="is missing",
-                suggestion="Give a name such as 'gpt2', a path of a config.json, or a count of parameters.",
-            )
-        ]
+    works = "Give a name such as 'gpt2', a path of a config.json, or a count of parameters."
+    raise _problem("model", None, "is missing", works)
+
+
+def _gpu(given: Mapping[str, Any]) -> Gpu | None:
+    return gpu(str(given["gpu"])) if "gpu" in given else None
+
+
+def _interconnect_gbps(given: Mapping[str, Any]) -> float | None:
+    """Gbit/s of one node to the others."""
+    value = given.get("interconnect_gbps")
+    if value is None:
+        return None
+    if "gpu" not in given:
+        works = "Name one with gpu, such as A100-80GB."
+        raise _problem("interconnect_gbps", value, "says nothing without a GPU", works)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number <= LARGEST_OPTION:
+        raise _problem("interconnect_gbps", value, "is no rate in Gbit/s", f"The default is {INTERCONNECT_GBPS}.")
+    return number
+
+
+def _on_hardware(
+    model: Model, options: TrainingOptions, memory: MemoryEstimate, named: Gpu, interconnect_gbps: float | None
+) -> OnHardware:
+    hardware = Hardware.given(
+        gpu=named,
+        gpus_per_node=options.gpus_per_node,
+        nodes=options.nodes,
+        interconnect_gbps=interconnect_gbps,
     )
+    return OnHardware(
+        hardware=hardware,
+        throughput=throughput(model.architecture, options, hardware),
+        fit=memory.gpu.fits(named.memory_bytes),
+    )
+
+
+def _problem(field: str, value: object, problem: str, suggestion: str) -> SpecError:
+    return SpecError([FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)])
 
 
 def _options(given: Mapping[str, Any]) -> TrainingOptions:

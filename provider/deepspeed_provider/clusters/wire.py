@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates, refusals and node types as JSON: the one place where they become dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.node_type import NodeType
+from deepspeed_provider.clusters.search import Miss, Rejection
+from deepspeed_provider.clusters.throughput import Throughput
+
+# What the search chooses among a job's options.
+SETTINGS = (
+    "precision",
+    "zero_stage",
+    "offload",
+    "offload_device",
+    "gradient_checkpointing",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "gpus_per_node",
+    "nodes",
+)
+
+
+def throughput_as_json(found: Throughput) -> dict[str, Any]:
+    """``mfu`` is a share; ``bound_by`` one of compute, communication and offload."""
+    return {
+        "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        "mfu": found.mfu,
+        "bound_by": found.bound_by.value,
+    }
+
+
+def candidate_as_json(found: Candidate) -> dict[str, Any]:
+    """``nodes`` train; ``drivers`` are billed beside them."""
+    node_type, memory = found.node_type, found.memory
+    return {
+        **_named(node_type),
+        "region": node_type.region,
+        "nodes": found.nodes,
+        "drivers": found.drivers,
+        "gpu": node_type.gpu.name,
+        "gpus": found.nodes * node_type.gpus,
+        "spot": found.spot,
+        "usd": round(found.usd, 4),
+        "usd_per_hour": round(found.usd_per_hour, 4),
+        "price_date": node_type.price_date,
+        "hours": round(found.hours, 4),
+        "training_hours": round(found.training_hours, 4),
+        "steps": found.steps,
+        "throughput": throughput_as_json(found.throughput),
+        "settings": {name: getattr(found.options, name) for name in SETTINGS},
+        "memory": {
+            "gpu_bytes": memory.gpu.total_bytes,
+            "gpu_capacity_bytes": node_type.gpu.memory_bytes,
+            "host_bytes": memory.host.total_bytes,
+            "host_capacity_bytes": node_type.ram_bytes,
+            "nvme_bytes": memory.nvme.total_bytes,
+            "nvme_capacity_bytes": node_type.nvme_bytes,
+        },
+    }
+
+
+def rejection_as_json(found: Rejection) -> dict[str, Any]:
+    """The type, and the reason in words."""
+    return {**_named(found.node_type), "region": found.node_type.region, "reason": found.reason}
+
+
+def miss_as_json(found: Miss) -> dict[str, Any]:
+    """How close the job came where it fits nowhere."""
+    return {
+        **_named(found.node_type),
+        "nodes": found.nodes,
+        "settings": str(found.layout),
+        "resource": found.resource,
+        "missing_bytes": found.missing_bytes,
+    }
+
+
+def node_type_as_json(found: NodeType) -> dict[str, Any]:
+    """One row of the catalogue; prices in USD, None where none is known."""
+    return {
+        **_named(found),
+        "aliases": list(found.aliases),
+        "gpu": found.gpu.name,
+        "gpus": found.gpus,
+        "gpu_memory_bytes": found.gpu.memory_bytes,
+        "bf16": found.gpu.bf16,
+        "cores": found.cores,
+        "ram_bytes": found.ram_bytes,
+        "nvme_bytes": found.nvme_bytes,
+        "network_bytes_per_second": found.network_bytes_per_second,
+        "poor_network": found.poor_network,
+        "dbu_per_hour": found.dbu_per_hour,
+        "usd_per_dbu": found.usd_per_dbu,
+        "on_demand_usd_per_hour": found.on_demand_usd_per_hour,
+        "spot_usd_per_hour": found.spot_usd_per_hour,
+        "usd_per_hour": found.usd_per_hour() if found.priced() else None,
+        "region": found.region,
+        "price_date": found.price_date,
+        "support": found.support.value,
+        "source": found.source,
+        "notes": found.notes,
+    }
+
+
+def _named(node_type: NodeType) -> dict[str, str]:
+    return {"cloud": node_type.cloud.value, "node_type_id": node_type.node_type_id}
