@@ -79,3 +79,25 @@ def test_what_deepspeed_refuses_the_checker_refuses(answers: tuple[Answers, ...]
 def test_deepspeed_takes_every_accepted_example(answers: tuple[Answers, ...]) -> None:
     refused = {rule.name for rule, answer in zip(RULES, answers[2], strict=True) if "refused" in answer}
     assert refused <= {"auto"}  # only the Hugging Face trainer can read that one
+
+
+# Rules about which DeepSpeed's class says nothing: the engine refuses, when it starts. Their examples need no GPU
+# and nothing that must be compiled.
+ENGINE_RULES = (
+    *("impossible-loss-scale", "legacy-stage-1", "master-weights-without-offload", "master-weights-without-zero"),
+    *("norm-needed", "other-precision", "own-accumulation", "removed-key", "said-twice", "scheduler-parameter"),
+    *("tag-validation", "two-precisions", "unknown-dtype", "unknown-key", "untested-optimizer", "warmup-steps"),
+)
+
+
+def test_an_engine_starts_with_the_accepted_and_not_with_the_refused_example() -> None:
+    rules = [rule for rule in RULES if rule.name in ENGINE_RULES]
+    assert len(rules) == len(ENGINE_RULES)
+    examples = [dict(example.config) for rule in rules for example in (rule.accepted, rule.refused)]
+    answers = json.loads(script("start_engines.py", json.dumps(examples)).rpartition("FOUND")[2])
+    wrong = {
+        rule.name: (accepted, refused)
+        for rule, accepted, refused in zip(rules, answers[::2], answers[1::2], strict=True)
+        if accepted is not None or refused is None
+    }
+    assert wrong == {}

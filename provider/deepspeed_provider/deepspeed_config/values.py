@@ -29,7 +29,7 @@ _BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """``kind``: wrong-type, loose-type (converted silently), out-of-bounds or not-a-choice."""
+    """``kind``: wrong-type, loose-type (converted silently), out-of-bounds, not-a-choice, or loose-choice."""
 
     kind: str
     problem: str
@@ -116,6 +116,9 @@ def _outside(field: Field, value: Any) -> Misfit | None:
 
 
 def _choice(field: Field, value: Any) -> Misfit:
+    if any(not isinstance(choice, str) and _number(value) == choice for choice in field.choices):
+        text = f"should be the number {_nearest(field.choices, value)}."
+        return Misfit(kind="loose-choice", problem=text, suggestion="DeepSpeed converts it, other readers do not.")
     choices = ", ".join(repr(choice) for choice in field.choices)
     return Misfit(
         kind="not-a-choice",

@@ -132,8 +132,8 @@ def _warmup(subject: Subject) -> Iterable[Found]:
 
 def _negative_clipping(subject: Subject) -> Iterable[Found]:
     value = subject.number(_CLIPPING)
-    if value is not None and (value < 0 or value != value):
-        text = "should be 0 (no clipping) or more."
+    if value is not None and value < 0:
+        text = "turns clipping off, as 0 does."
         yield Found(path=_CLIPPING, value=value, problem=text, suggestion="Use 1.0.")
 
 
@@ -221,8 +221,8 @@ RULES: Final = (
     ),
     Rule(
         name="negative-clipping",
-        severity=Severity.ERROR,
-        why="A norm is never negative.",
+        severity=Severity.WARNING,
+        why="DeepSpeed clips to positive norms only.",
         find=_negative_clipping,
         accepted=Example({**config(), _CLIPPING: 0.0}),
         refused=Example({**config(), _CLIPPING: -1.0}),

@@ -21,6 +21,7 @@ _DTYPES: Final = {
 }
 _COMMUNICATION: Final = ("communication_data_type", "seq_parallel_communication_data_type")
 _DATA_TYPES: Final = ("data_types.grad_accum_dtype", "data_types.param_dtype", "data_types.buffer_dtype")
+_ALL_BF16: Final = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 # Names under which people ask for a precision, DeepSpeed's own among them.
 LIKE_A_PRECISION: Final = re.compile(r"(fp|bf|tf|float|bfloat|int|nf|mxfp|nvfp)\d+|half|mixed_precision|dtype")
 _LOSS_SCALING: Final = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
@@ -100,7 +101,7 @@ def _no_bf16(subject: Subject) -> Iterable[Found]:
 
 def _fp16_on_cpu(subject: Subject) -> Iterable[Found]:
     if subject.facts.use_gpu is False and subject.precision == "fp16":
-        text = "DeepSpeed does not train in fp16 on CPU."
+        text = "few CPUs have fp16 arithmetic; DeepSpeed refuses fp16 on all others."
         yield Found(path="fp16.enabled", value=True, problem=text, suggestion="Use bf16 or fp32.")
 
 
@@ -125,6 +126,21 @@ def _master_weights(subject: Subject) -> Iterable[Found]:
     if subject.on(states) and not subject.on(master):
         text = "needs bf16_master_weights_and_grads."
         yield Found(path=states, value=True, problem=text, suggestion="Enable both, or none.")
+
+
+def _master_weights_on_gpu(subject: Subject) -> Iterable[Found]:
+    """bf16 master weights stay on the GPU where the states are bf16 too."""
+    bf16 = subject.bf16
+    on_gpu = subject.device("offload_optimizer") == "none" and subject.stage > 0
+    switches = {
+        "fp16.fp16_master_weights_and_grads": "Offload the optimizer to the CPU.",
+        f"{bf16}.bf16_master_weights_and_grads": "Offload the optimizer, or enable bf16_optimizer_states too.",
+    }
+    for path, hint in switches.items():
+        states = path.startswith(bf16) and subject.on(f"{bf16}.bf16_optimizer_states")
+        if on_gpu and subject.on(path) and not states:
+            text = "needs an optimizer that is offloaded to DeepSpeed's CPU Adam."
+            yield Found(path=path, value=True, problem=text, suggestion=hint)
 
 
 def _names(subject: Subject) -> Iterable[Found]:
@@ -219,7 +235,7 @@ RULES: Final = (
     Rule(
         name="fp16-on-cpu",
         severity=Severity.ERROR,
-        why="DeepSpeed's CPU accelerator refuses fp16.",
+        why="DeepSpeed's CPU accelerator refuses fp16 without fp16 instructions.",
         find=_fp16_on_cpu,
         accepted=Example(config(bf16={"enabled": True}), Facts(use_gpu=False)),
         refused=Example(config(fp16={"enabled": True}), Facts(use_gpu=False)),
@@ -237,8 +253,16 @@ RULES: Final = (
         severity=Severity.ERROR,
         why="Low-precision master weights and states exist in ZeRO's optimizers only.",
         find=_master_weights,
-        accepted=Example(zero(2) | {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
-        refused=Example(zero(0) | {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
+        accepted=Example(zero(2) | {"bf16": {"enabled": True, **_ALL_BF16}}),
+        refused=Example(zero(0) | {"bf16": {"enabled": True, **_ALL_BF16}}),
+    ),
+    Rule(
+        name="master-weights-without-offload",
+        severity=Severity.ERROR,
+        why="Low-precision master weights with fp32 states exist in the offloaded CPU Adam only.",
+        find=_master_weights_on_gpu,
+        accepted=Example(zero(2) | {"bf16": {"enabled": True, **_ALL_BF16}}),
+        refused=Example(zero(2) | {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
     ),
     Rule(
         name="unknown-dtype",

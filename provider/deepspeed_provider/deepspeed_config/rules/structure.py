@@ -242,8 +242,16 @@ RULES: Final = (
     Rule(
         name="not-a-choice",
         severity=Severity.ERROR,
-        why="DeepSpeed takes only the listed values; a stage is a number, not text.",
+        why="DeepSpeed takes only the listed values.",
         find=_values("not-a-choice"),
+        accepted=Example(zero(2)),
+        refused=Example(config(zero_optimization={"stage": 4})),
+    ),
+    Rule(
+        name="stage-as-text",
+        severity=Severity.ERROR,
+        why="transformers compares the stage with numbers: at stage 3 as text, each rank loads the whole model.",
+        find=_values("loose-choice"),
         accepted=Example(zero(2)),
         refused=Example(config(zero_optimization={"stage": "2"})),
     ),

@@ -31,11 +31,10 @@ def _not_read(subject: Subject) -> Iterable[Found]:
             continue
         if value is None or value == AUTO:
             continue
-        which = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
-        text = f"has no effect at stage {stage}: only {which} read{'' if len(stages) > 1 else 's'} it."
-        yield Found(
-            path=path, value=value, problem=text, suggestion=f"Remove it, or use {which.replace(', ', ' or ')}."
-        )
+        which = " or ".join(map(str, stages))
+        text = f"has no effect at stage {stage}: it is read at stage {which} only."
+        hint = f"Remove it, or use stage {which}."
+        yield Found(path=path, value=value, problem=text, suggestion=hint)
 
 
 def _qlora(subject: Subject) -> Iterable[Found]:
@@ -59,9 +58,14 @@ def _legacy(subject: Subject) -> Iterable[Found]:
 
 def _norm(subject: Subject) -> Iterable[Found]:
     path = f"{_ZERO}.compute_grad_norm"
-    if not subject.on(path) and subject.stage not in (1, 2):
+    if subject.on(path):
+        return
+    if subject.stage not in (1, 2):
         text = f"can be turned off at stages 1 and 2 only, not at {subject.stage}."
         yield Found(path=path, value=False, problem=text, suggestion="Remove it.")
+    elif subject.number("gradient_clipping") != 0:
+        text = "is needed for clipping, which is on at 1.0 unless gradient_clipping says otherwise."
+        yield Found(path=path, value=False, problem=text, suggestion="Remove it, or set gradient_clipping to 0.")
 
 
 def _summed(subject: Subject) -> Iterable[Found]:
@@ -87,9 +91,7 @@ def _own_accumulation(subject: Subject) -> Iterable[Found]:
     path = "managed_gradient_accumulation"
     if subject.on(path):
         return
-    written = subject.get(f"{_ZERO}.overlap_comm")
-    overlaps = subject.stage == 3 if written is None else bool(written)
-    if overlaps and subject.stage != 2:
+    if subject.on(f"{_ZERO}.overlap_comm") and subject.stage < 2:
         text = f"cannot be turned off at stage {subject.stage} while communication overlaps."
         yield Found(path=path, value=False, problem=text, suggestion="Set zero_optimization.overlap_comm to false.")
     if subject.on("compile.deepcompile"):
@@ -171,9 +173,9 @@ RULES: Final = (
     Rule(
         name="norm-needed",
         severity=Severity.ERROR,
-        why="DeepSpeed refuses compute_grad_norm false at other stages.",
+        why="DeepSpeed refuses compute_grad_norm false at other stages, and where gradients are clipped.",
         find=_norm,
-        accepted=Example(zero(2, compute_grad_norm=False)),
+        accepted=Example(zero(2, compute_grad_norm=False) | {"gradient_clipping": 0.0}),
         refused=Example(zero(3, compute_grad_norm=False)),
     ),
     Rule(
@@ -187,10 +189,10 @@ RULES: Final = (
     Rule(
         name="own-accumulation",
         severity=Severity.ERROR,
-        why="The engine asserts it: overlapping needs managed accumulation at any stage but 2.",
+        why="The engine asserts it: below stage 2 overlapping needs managed accumulation.",
         find=_own_accumulation,
-        accepted=Example(zero(3, overlap_comm=False) | {"managed_gradient_accumulation": False}),
-        refused=Example(zero(3) | {"managed_gradient_accumulation": False}),
+        accepted=Example(zero(1, overlap_comm=False) | {"managed_gradient_accumulation": False}),
+        refused=Example(zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False}),
     ),
     Rule(
         name="odd-size",
