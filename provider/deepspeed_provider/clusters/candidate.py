@@ -10,8 +10,9 @@ from functools import cached_property
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job, Objective
 from deepspeed_provider.clusters.node_type import NodeType
+from deepspeed_provider.clusters.pace import Pace
 from deepspeed_provider.clusters.settings import Layout, options_for
-from deepspeed_provider.clusters.throughput import Throughput, throughput
+from deepspeed_provider.clusters.throughput import Throughput
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.estimate import MemoryEstimate, estimate
 from deepspeed_provider.sizing.options import TrainingOptions
@@ -22,10 +23,26 @@ STARTUP_HOURS = 12 / 60
 # bandwidth does not tell (shared links, no kernel bypass) is put into the time as this factor.
 POOR_NETWORK_FACTOR = 1.25
 
-NeedCache = dict[tuple[object, ...], "Need"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Bytes that a plan may take of one GPU, one host and one host's NVMe."""
+
+    gpu_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+
+    @classmethod
+    def of(cls, hardware: Hardware, headroom: Headroom) -> Room:
+        """What the head-room leaves."""
+        return cls(
+            gpu_bytes=int(hardware.gpu.memory_bytes * (1 - headroom.gpu)),
+            host_bytes=int(hardware.ram_bytes_per_node * (1 - headroom.host)),
+            nvme_bytes=int(hardware.nvme_bytes_per_node * (1 - headroom.nvme)),
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
     """Bytes on one GPU, one host and one host's NVMe."""
 
@@ -33,52 +50,59 @@ class Need:
     host_bytes: int
     nvme_bytes: int
 
-    def shortfalls(self, node_type: NodeType, headroom: Headroom) -> Mapping[str, int]:
-        """By how many bytes each resource is too small, with head-room; empty when all is there."""
-        limits = {
-            "GPU memory": (self.gpu_bytes, usable(node_type.gpu.memory_bytes, headroom.gpu)),
-            "host memory": (self.host_bytes, usable(node_type.ram_bytes, headroom.host)),
-            "NVMe": (self.nvme_bytes, usable(node_type.nvme_bytes, headroom.nvme)),
+    def shortfalls(self, room: Room) -> Mapping[str, int]:
+        """By how many bytes each resource is too small; empty when all is there."""
+        missing = {
+            "GPU memory": self.gpu_bytes - room.gpu_bytes,
+            "host memory": self.host_bytes - room.host_bytes,
+            "NVMe": self.nvme_bytes - room.nvme_bytes,
         }
-        return {name: need - limit for name, (need, limit) in limits.items() if need > limit}
+        return {name: size for name, size in missing.items() if size > 0}
 
 
-def usable(capacity_bytes: int, headroom: float) -> int:
-    """What a plan may take of a resource."""
-    return int(capacity_bytes * (1 - headroom))
+def need(job: Job, options: TrainingOptions) -> Need:
+    """Of a job with these options, from the whole estimate."""
+    return need_of(estimate(job.architecture, options))
+
+
+def need_of(memory: MemoryEstimate) -> Need:
+    """The totals of an estimate."""
+    return Need(
+        gpu_bytes=memory.gpu.total_bytes, host_bytes=memory.host.total_bytes, nvme_bytes=memory.nvme.total_bytes
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A job on so many nodes of a type, with these options."""
+class Priced:
+    """So many optimizer steps on nodes of a type, at a price: goals and limits look at nothing else."""
 
+    hardware: Hardware
     node_type: NodeType
-    nodes: int
-    layout: Layout
-    architecture: Architecture
-    options: TrainingOptions
-    throughput: Throughput
-    steps: int
     spot: bool
+    steps: int
 
-    @cached_property
-    def memory(self) -> MemoryEstimate:
-        """What it needs; counted when it is asked for."""
-        return estimate(self.architecture, self.options)
+    @property
+    def seconds_per_step(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def nodes(self) -> int:
+        return self.hardware.nodes
 
     @property
     def drivers(self) -> int:
         """Nodes that are billed and do not train: a cluster of several workers has a driver of their type."""
         return 1 if self.nodes > 1 else 0
 
-    @property
+    @cached_property
     def usd_per_hour(self) -> float:
         return (self.nodes + self.drivers) * self.node_type.usd_per_hour(spot=self.spot)
 
     @cached_property
     def training_hours(self) -> float:
+        """Of all optimizer steps, slowed down where several nodes share a poor network."""
         slow = POOR_NETWORK_FACTOR if self.nodes > 1 and self.node_type.poor_network else 1.0
-        return slow * self.steps * self.throughput.seconds_per_step / 3600
+        return slow * self.steps * self.seconds_per_step / 3600
 
     @property
     def hours(self) -> float:
@@ -94,18 +118,6 @@ class Candidate:
         """What is minimised, to a millionth."""
         return round(self.usd if objective is Objective.COST else self.hours, 6)
 
-    def rank(self, objective: Objective) -> tuple[object, ...]:
-        """Sorts candidates; equal ones by fewer nodes, a simpler layout, larger micro-batches, then by name."""
-        return (
-            self.goal(objective),
-            self.nodes,
-            self.layout.burden,
-            round(self.usd + self.hours, 6),
-            -self.options.micro_batch_size,
-            self.node_type.cloud.value,
-            self.node_type.node_type_id,
-        )
-
     def broken_limits(self, constraints: Constraints) -> list[str]:
         """Which limits on price and time it breaks, in words."""
         found = []
@@ -118,28 +130,43 @@ class Candidate:
         return found
 
 
-def need(job: Job, options: TrainingOptions, cache: NeedCache) -> Need:
-    """Memory of a job with these options. It depends on nothing of a node type but its number of GPUs."""
-    key = (
-        options.zero_stage,
-        options.offload,
-        options.offload_device,
-        options.gradient_checkpointing,
-        options.precision,
-        options.gpus_per_node,
-        options.nodes,
-        options.micro_batch_size,
-        options.gradient_accumulation_steps,
-    )
-    found = cache.get(key)
-    if found is None:
-        memory = estimate(job.architecture, options)
-        found = cache[key] = Need(
-            gpu_bytes=memory.gpu.total_bytes,
-            host_bytes=memory.host.total_bytes,
-            nvme_bytes=memory.nvme.total_bytes,
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A job on given hardware, with these options."""
+
+    hardware: Hardware
+    layout: Layout
+    architecture: Architecture
+    options: TrainingOptions
+    throughput: Throughput
+    steps: int
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.throughput.seconds_per_step
+
+    @cached_property
+    def memory(self) -> MemoryEstimate:
+        """What it needs; counted when it is asked for."""
+        return estimate(self.architecture, self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Setup, Priced):
+    """A job on so many nodes of a type, with these options."""
+
+    def rank(self, objective: Objective) -> tuple[object, ...]:
+        """Sorts candidates; equal ones by fewer nodes, a simpler layout, larger micro-batches, then by name."""
+        return (
+            self.goal(objective),
+            self.nodes,
+            self.layout.burden,
+            round(self.usd + self.hours, 6),
+            -self.options.micro_batch_size,
+            self.node_type.cloud.value,
+            self.node_type.node_type_id,
+            self.node_type.region,
         )
-    return found
 
 
 def candidate(
@@ -150,18 +177,20 @@ def candidate(
     micro_batch_size: int,
     *,
     spot: bool,
+    pace: Pace | None = None,
 ) -> Candidate:
-    """This way to run the job, whether it fits or not."""
+    """This way to run the job, whether it fits or not. ``pace``: of the same job, where many are asked for."""
     options = options_for(
         job, layout, node_type.gpu, gpus_per_node=node_type.gpus, nodes=nodes, micro_batch_size=micro_batch_size
     )
+    hardware = Hardware.of(node_type, nodes)
     return Candidate(
+        hardware=hardware,
         node_type=node_type,
-        nodes=nodes,
         layout=layout,
         options=options,
         architecture=job.architecture,
-        throughput=throughput(job.architecture, options, Hardware.of(node_type, nodes)),
+        throughput=(pace or Pace(job)).throughput(options, hardware),
         steps=job.steps,
         spot=spot,
     )

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best machines and settings for a job, and why not the others.
 
-On a given number of nodes of one type the price of an hour is fixed, so the fastest settings that
-fit are also the cheapest. For one layout of model states, memory and speed both grow with the
-micro-batch, so the largest that fits is the fastest. What is left is a bound: no layout is faster
-than the one with the least communication, without offload and recomputation, at the largest
-micro-batch. The tests hold the result against a search that knows none of this.
+On a given number of nodes of one type the price of an hour is fixed, so the fastest settings that fit are also
+the cheapest. For one layout of model states speed grows with the micro-batch, so the largest that fits is the
+fastest. What is left is a bound: no settings are faster than their computation alone. The tests hold the result
+against a search that knows none of this.
 """
 
 from __future__ import annotations
@@ -13,20 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from deepspeed_provider.clusters.candidate import Candidate, NeedCache, candidate, need
+from deepspeed_provider.clusters.candidate import Candidate, Priced, Room, candidate
+from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
+from deepspeed_provider.clusters.needs import Needs, Shortage, fitting, nearest
 from deepspeed_provider.clusters.node_type import NodeType
+from deepspeed_provider.clusters.pace import Pace
 from deepspeed_provider.clusters.refusals import refusal
-from deepspeed_provider.clusters.settings import (
-    Layout,
-    layouts,
-    micro_batch_sizes,
-    node_counts,
-    options_for,
-    sequences_per_gpu,
-)
-
-GIB = 2**30
+from deepspeed_provider.clusters.settings import node_counts
+from deepspeed_provider.clusters.statements import assumptions, warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +32,27 @@ class Rejection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Miss:
+class Miss(Shortage):
     """How a node type comes closest to holding a job that it cannot hold."""
 
     node_type: NodeType
-    nodes: int
-    layout: Layout
-    resource: str
-    missing_bytes: int
-
-    def __str__(self) -> str:
-        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
-        missing = f"{self.missing_bytes / GIB:.1f} GiB of {self.resource}"
-        return f"{missing} too little at best ({nodes}, {self.layout}, micro-batch 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The table: candidates from the best down, everything else with its reason, the nearest miss."""
+    """The table: candidates from the best down, everything else with its reason, the nearest miss.
+
+    Attributes:
+        nearest_miss: where the table is empty.
+        assumptions: what prices and times are made of, and how much memory is left free.
+        warnings: which numbers of the rows shown are assumed, and what makes them doubtful.
+    """
 
     candidates: tuple[Candidate, ...]
     rejections: tuple[Rejection, ...]
     nearest_miss: Miss | None
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def best(self) -> Candidate | None:
@@ -73,162 +66,141 @@ def search(
     objective: Objective = Objective.COST,
     top: int = 10,
 ) -> Choice:
-    """The ``top`` candidates, one for each node type and number of nodes. Deterministic.
+    """The ``top`` candidates, one for each node type and number of nodes. Deterministic, whatever the order of
+    ``node_types``.
 
     Raises :class:`SpecError` for LoRA targets that the model does not have.
     """
-    return _Search(job, constraints or Constraints(), objective, top).choose(tuple(node_types))
+    return _Search(job, constraints or Constraints(), objective, top).choose(tuple(dict.fromkeys(node_types)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound(Priced):
+    """What no settings on so many nodes of a type can beat."""
+
+    least_seconds_per_step: float
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.least_seconds_per_step
 
 
 class _Search:
     def __init__(self, job: Job, constraints: Constraints, objective: Objective, top: int) -> None:
         self.job, self.constraints, self.objective, self.top = job, constraints, objective, top
-        self.cache: NeedCache = {}
+        self.needs, self.pace = Needs(job), Pace(job)
         self.table: list[Candidate] = []
         self.reasons: dict[NodeType, str] = {}
-        self.misses: dict[NodeType, Miss] = {}
 
     def choose(self, node_types: tuple[NodeType, ...]) -> Choice:
-        open_types = []
-        for node_type in node_types:
-            reason = refusal(self.job, node_type, self.constraints)
-            if reason is None:
-                open_types.append(node_type)
-            else:
-                self.reasons[node_type] = reason
+        refused = {node_type: refusal(self.job, node_type, self.constraints) for node_type in node_types}
+        open_types = [node_type for node_type, reason in refused.items() if reason is None]
         for bound in self._bounds(open_types):
             self._try(bound)
         shown = {found.node_type for found in self.table}
+        misses = [] if self.table else [self._miss(node_type) for node_type in open_types]
         rejections = [
-            Rejection(node_type=node_type, reason=self._reason(node_type))
-            for node_type in node_types
+            Rejection(node_type=node_type, reason=reason or self._reason(node_type))
+            for node_type, reason in refused.items()
             if node_type not in shown
         ]
-        return Choice(candidates=tuple(self.table), rejections=tuple(rejections), nearest_miss=self._nearest())
+        return Choice(
+            candidates=tuple(self.table),
+            rejections=tuple(rejections),
+            nearest_miss=min((miss for miss in misses if miss), key=_closeness, default=None),
+            assumptions=assumptions(self.job, self.table, self.constraints),
+            warnings=warnings(self.table),
+        )
 
-    def _bounds(self, node_types: Sequence[NodeType]) -> list[Candidate]:
-        """For each node type and number of nodes, what it would be if memory were no object; best first."""
+    def _bounds(self, node_types: Sequence[NodeType]) -> list[_Bound]:
+        """For each node type and number of nodes, best first."""
         limits = self.constraints
         found = [
-            self._ideal(node_type, nodes, self._layouts(node_type, nodes)[0])
+            self._bound(node_type, nodes)
             for node_type in node_types
             for nodes in node_counts(self.job, node_type.gpus, least=limits.min_nodes, most=limits.max_nodes)
         ]
-        return sorted(found, key=self._rank)
+        return sorted(found, key=self._order)
 
-    def _try(self, bound: Candidate) -> None:
+    def _bound(self, node_type: NodeType, nodes: int) -> _Bound:
+        hardware = Hardware.of(node_type, nodes)
+        return _Bound(
+            hardware=hardware,
+            node_type=node_type,
+            spot=self.constraints.spot,
+            steps=self.job.steps,
+            least_seconds_per_step=self.pace.least_seconds(hardware),
+        )
+
+    def _order(self, bound: _Bound) -> tuple[object, ...]:
+        kind = bound.node_type
+        return bound.goal(self.objective), bound.nodes, kind.cloud.value, kind.node_type_id, kind.region
+
+    def _try(self, bound: _Bound) -> None:
         """Puts the best that a bound leads to into the table, unless it cannot get there."""
         node_type = bound.node_type
-        if self._full() and bound.goal(self.objective) > self.table[-1].goal(self.objective):
-            self.reasons.setdefault(node_type, self._dearer(bound))
-            return
         broken = bound.broken_limits(self.constraints)
         if broken:
-            self.reasons.setdefault(node_type, f"at best {broken[0]}")
+            self.reasons.setdefault(node_type, f"{_nodes(bound.nodes)} at best: {broken[0]}")
             return
-        best = self._fastest(bound)
-        if best is None:
-            self._note_miss(node_type, bound.nodes)
+        if len(self.table) >= self.top and bound.goal(self.objective) > self.table[-1].goal(self.objective):
+            self.reasons.setdefault(node_type, self._worse(bound))
             return
-        broken = best.broken_limits(self.constraints)
-        if broken:
-            self.reasons[node_type] = broken[0]
-            return
-        self.table.append(best)
+        found = self._fitting(bound)
+        allowed = [one for one in found if not one.broken_limits(self.constraints)]
+        if allowed:
+            self._show(min(allowed, key=self._rank))
+        elif found:
+            best = min(found, key=self._rank)
+            self.reasons.setdefault(node_type, f"{_nodes(bound.nodes)}: {best.broken_limits(self.constraints)[0]}")
+
+    def _fitting(self, bound: _Bound) -> list[Candidate]:
+        """Each layout that fits, with its largest micro-batch."""
+        room = Room.of(bound.hardware, self.constraints.headroom)
+        return [
+            candidate(self.job, bound.node_type, bound.nodes, layout, size, spot=bound.spot, pace=self.pace)
+            for layout, size in fitting(self.needs, bound.hardware, room)
+        ]
+
+    def _show(self, found: Candidate) -> None:
+        self.table.append(found)
         self.table.sort(key=self._rank)
         for dropped in self.table[self.top :]:
-            self.reasons[dropped.node_type] = self._dearer(dropped)
+            self.reasons.setdefault(dropped.node_type, self._worse(dropped))
         del self.table[self.top :]
-
-    def _fastest(self, bound: Candidate) -> Candidate | None:
-        """The fastest settings that fit, layout by layout until no other can be faster."""
-        best: Candidate | None = None
-        node_type, nodes = bound.node_type, bound.nodes
-        ideals = [self._ideal(node_type, nodes, layout) for layout in self._layouts(node_type, nodes)]
-        for ideal in sorted(ideals, key=self._rank):
-            if best is not None and ideal.goal(self.objective) > best.goal(self.objective):
-                break
-            found = self._largest_that_fits(ideal)
-            if found is not None and (best is None or self._rank(found) < self._rank(best)):
-                best = found
-        return best
-
-    def _largest_that_fits(self, ideal: Candidate) -> Candidate | None:
-        sizes = self._micro_batch_sizes(ideal.node_type, ideal.nodes)
-        low, high = 0, len(sizes)
-        while low < high:
-            middle = (low + high) // 2
-            if self._shortfalls(ideal, sizes[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return self._candidate(ideal.node_type, ideal.nodes, ideal.layout, sizes[low - 1]) if low else None
-
-    def _note_miss(self, node_type: NodeType, nodes: int) -> None:
-        for layout in self._layouts(node_type, nodes):
-            short = self._shortfalls(self._ideal(node_type, nodes, layout), 1)
-            resource = max(short, key=lambda name: short[name])
-            miss = Miss(
-                node_type=node_type, nodes=nodes, layout=layout, resource=resource, missing_bytes=short[resource]
-            )
-            known = self.misses.get(node_type)
-            if known is None or miss.missing_bytes < known.missing_bytes:
-                self.misses[node_type] = miss
-
-    # helpers of the above
-
-    def _layouts(self, node_type: NodeType, nodes: int) -> tuple[Layout, ...]:
-        alone = node_type.gpus * nodes == 1
-        return layouts(self.job.options.method, alone=alone, has_nvme=node_type.nvme_bytes > 0)
-
-    def _micro_batch_sizes(self, node_type: NodeType, nodes: int) -> tuple[int, ...]:
-        return micro_batch_sizes(sequences_per_gpu(self.job, node_type.gpus * nodes) or 1)
-
-    def _ideal(self, node_type: NodeType, nodes: int, layout: Layout) -> Candidate:
-        return self._candidate(node_type, nodes, layout, self._micro_batch_sizes(node_type, nodes)[-1])
-
-    def _candidate(self, node_type: NodeType, nodes: int, layout: Layout, micro_batch_size: int) -> Candidate:
-        return candidate(
-            self.job,
-            node_type,
-            nodes,
-            layout,
-            micro_batch_size,
-            spot=self.constraints.spot,
-        )
-
-    def _shortfalls(self, ideal: Candidate, micro_batch_size: int) -> dict[str, int]:
-        node_type = ideal.node_type
-        options = options_for(
-            self.job,
-            ideal.layout,
-            node_type.gpu,
-            gpus_per_node=node_type.gpus,
-            nodes=ideal.nodes,
-            micro_batch_size=micro_batch_size,
-        )
-        return dict(need(self.job, options, self.cache).shortfalls(node_type, self.constraints.headroom))
 
     def _rank(self, found: Candidate) -> tuple[object, ...]:
         return found.rank(self.objective)
 
-    def _full(self) -> bool:
-        return len(self.table) >= self.top
-
-    def _dearer(self, found: Candidate) -> str:
-        last = self.table[min(self.top, len(self.table)) - 1]
+    def _worse(self, found: Priced) -> str:
+        """Than the last row shown."""
+        last = self.table[self.top - 1]
         if self.objective is Objective.COST:
             return f"at best ${found.usd:,.2f}, more than the {self.top} rows shown (up to ${last.usd:,.2f})"
         return f"at best {found.hours:,.2f} h, slower than the {self.top} rows shown (up to {last.hours:,.2f} h)"
 
     def _reason(self, node_type: NodeType) -> str:
-        miss = self.misses.get(node_type)
-        return self.reasons.get(node_type) or (str(miss) if miss else "not tried")
+        return self.reasons.get(node_type) or str(self._miss(node_type))
 
-    def _nearest(self) -> Miss | None:
-        if self.table or not self.misses:
-            return None
-        return min(self.misses.values(), key=lambda miss: (miss.missing_bytes, miss.node_type.node_type_id))
+    def _miss(self, node_type: NodeType) -> Miss | None:
+        """The closest of its numbers of nodes; None where one fits."""
+        limits, found = self.constraints, []
+        for nodes in node_counts(self.job, node_type.gpus, least=limits.min_nodes, most=limits.max_nodes):
+            hardware = Hardware.of(node_type, nodes)
+            shortage = nearest(self.needs, hardware, Room.of(hardware, limits.headroom))
+            if shortage is None:
+                return None
+            found.append(shortage)
+        return Miss(node_type=node_type, **vars(min(found, key=lambda one: one.missing_bytes)))
+
+
+def _closeness(miss: Miss) -> tuple[object, ...]:
+    kind = miss.node_type
+    return miss.missing_bytes, miss.nodes, kind.cloud.value, kind.node_type_id, kind.region
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' if number > 1 else ''}"
 
 
 def what_would_fit(job: Job, node_types: Sequence[NodeType], constraints: Constraints) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ MOVING = frozenset(
 
 
 # Moments before any gradient has gone to its rank.
-_NONE_REDUCED = frozenset({"last layer forward", "head"})
+NONE_REDUCED = frozenset({"last layer forward", "head"})
 
 
 def gpu_parts(architecture: Architecture, weights: Weights, options: TrainingOptions) -> tuple[tuple[Part, ...], str]:
@@ -107,7 +107,7 @@ def _at(moment: Moment, architecture: Architecture, weights: Weights, options: T
     flight = moment.beyond_kept_gradients if kept_in_place else moment.gradient_in_flight
     return [
         model_states.kept_gradients(
-            weights, options, made=moment.gradients_done, reduced=moment.name not in _NONE_REDUCED
+            weights, options, made=moment.gradients_done, reduced=moment.name not in NONE_REDUCED
         ),
         Part(
             name="gradient_in_flight",

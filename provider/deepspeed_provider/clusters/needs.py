@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every layout of a job needs on hardware of every shape, each number counted once for a whole search.
+
+Nothing of a machine but its numbers of GPUs and nodes decides what a layout needs: fp16 and bf16 take the same
+bytes (tests/sizing/test_totals.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from deepspeed_provider.clusters.candidate import Need, Room
+from deepspeed_provider.clusters.hardware import Hardware
+from deepspeed_provider.clusters.job import Job
+from deepspeed_provider.clusters.settings import Layout, layouts, micro_batch_sizes, options_for
+from deepspeed_provider.sizing.gpu import mode
+from deepspeed_provider.sizing.host import host_parts, nvme_parts
+from deepspeed_provider.sizing.options import OffloadDevice, TrainingOptions
+from deepspeed_provider.sizing.totals import Activations, GpuTotals, activations
+from deepspeed_provider.sizing.weights import Weights, weights
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """How hardware comes closest to holding a job that it cannot hold."""
+
+    nodes: int
+    layout: Layout
+    micro_batch_size: int
+    resource: str
+    missing_bytes: int
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
+        missing = f"{self.missing_bytes / GIB:.1f} GiB of {self.resource}"
+        return f"{missing} too little at best ({nodes}, {self.layout}, micro-batch {self.micro_batch_size})"
+
+
+class Needs:
+    """Of one job. Raises :class:`SpecError` for LoRA targets that the model does not have."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._shapes: dict[tuple[int, int, bool], tuple[LayoutNeeds, ...]] = {}
+        self._layouts: dict[tuple[Layout, int, int], LayoutNeeds] = {}
+        self._weights: dict[bool, Weights] = {}
+        self._gpus: dict[tuple[object, ...], GpuTotals] = {}
+        self._activations: dict[tuple[bool, bool, int], tuple[Activations, ...]] = {}
+
+    def of(self, hardware: Hardware) -> tuple[LayoutNeeds, ...]:
+        """Each layout's needs there, the simplest layout first."""
+        has_nvme = hardware.nvme_bytes_per_node > 0
+        key = (hardware.gpus_per_node, hardware.nodes, has_nvme)
+        found = self._shapes.get(key)
+        if found is None:
+            tried = layouts(self.job.options.method, alone=hardware.world_size == 1, has_nvme=has_nvme)
+            found = self._shapes[key] = tuple(self._of_layout(layout, hardware) for layout in tried)
+        return found
+
+    def _of_layout(self, layout: Layout, hardware: Hardware) -> LayoutNeeds:
+        key = (layout, hardware.gpus_per_node, hardware.nodes)
+        if key not in self._layouts:
+            self._layouts[key] = LayoutNeeds(self, layout, hardware)
+        return self._layouts[key]
+
+    def weights(self, options: TrainingOptions) -> Weights:
+        """One copy serves all options with ZeRO, another those without."""
+        key = options.zero_stage > 0
+        if key not in self._weights:
+            self._weights[key] = weights(self.job.architecture, options)
+        return self._weights[key]
+
+    def gpu(self, options: TrainingOptions) -> GpuTotals:
+        """One serves all micro-batches, devices of offload and ways to spread the same GPUs over nodes."""
+        key = (options.zero_stage, options.offload, options.gradient_checkpointing, options.world_size)
+        if key not in self._gpus:
+            self._gpus[key] = GpuTotals(self.job.architecture, self.weights(options), options)
+        return self._gpus[key]
+
+    def activations(self, options: TrainingOptions, micro_batch_size: int) -> tuple[Activations, ...]:
+        key = (options.zero_stage > 0, options.gradient_checkpointing, micro_batch_size)
+        found = self._activations.get(key)
+        if found is None:
+            sized = options.model_copy(update={"micro_batch_size": micro_batch_size})
+            how = mode(self.job.architecture, self.weights(options), sized)
+            checkpointing = options.gradient_checkpointing
+            found = self._activations[key] = activations(self.job.architecture, how, checkpointing=checkpointing)
+        return found
+
+
+class LayoutNeeds:
+    """Of one layout on hardware of one shape, by micro-batch, accumulated to the effective batch."""
+
+    def __init__(self, needs: Needs, layout: Layout, hardware: Hardware) -> None:
+        self.layout = layout
+        self._needs = needs
+        self._per_gpu = needs.job.effective_batch_size // hardware.world_size
+        self._options = options_for(
+            needs.job,
+            layout,
+            hardware.gpu,
+            gpus_per_node=hardware.gpus_per_node,
+            nodes=hardware.nodes,
+            micro_batch_size=1,
+        )
+        self._totals = needs.gpu(self._options)
+        self._nvme = 0
+        if layout.offload_device is OffloadDevice.NVME:
+            self._nvme = sum(part.bytes for part in nvme_parts(needs.weights(self._options), self._options))
+        self._hosts: dict[bool, int] = {}
+        self._gpu: dict[int, int] = {}
+
+    def need(self, micro_batch_size: int) -> Need:
+        """With this micro-batch."""
+        return Need(
+            gpu_bytes=self._gpu_bytes(micro_batch_size),
+            host_bytes=self._host_bytes(micro_batch_size),
+            nvme_bytes=self._nvme,
+        )
+
+    def largest_that_fits(self, room: Room) -> int | None:
+        """The largest micro-batch; with it training is fastest.
+
+        Memory grows with the micro-batch, except that the whole batch at once accumulates nothing.
+        """
+        if self._totals.least_bytes > room.gpu_bytes or self._nvme > room.nvme_bytes:
+            return None
+        *smaller, whole = micro_batch_sizes(self._per_gpu)
+        if self._fits(whole, room):
+            return whole
+        low, high = 0, len(smaller)
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(smaller[middle], room):
+                low = middle + 1
+            else:
+                high = middle
+        return smaller[low - 1] if low else None
+
+    def misses_by_less(self, room: Room, than: float) -> tuple[int, int] | None:
+        """(bytes that are missing of the scarcest resource at best, with which micro-batch), where that is less."""
+        found = None
+        for size in {1, self._per_gpu}:
+            missing = self._gpu_bytes(size) - room.gpu_bytes
+            if missing < than:
+                missing = max(missing, self._host_bytes(size) - room.host_bytes, self._nvme - room.nvme_bytes)
+                if missing < than:
+                    found, than = (missing, size), missing
+        return found
+
+    def _fits(self, micro_batch_size: int, room: Room) -> bool:
+        if self._gpu_bytes(micro_batch_size) > room.gpu_bytes:
+            return False
+        return self._host_bytes(micro_batch_size) <= room.host_bytes
+
+    def _gpu_bytes(self, micro_batch_size: int) -> int:
+        found = self._gpu.get(micro_batch_size)
+        if found is None:
+            moments = self._needs.activations(self._options, micro_batch_size)
+            accumulates = micro_batch_size < self._per_gpu
+            found = self._gpu[micro_batch_size] = self._totals.total_bytes(moments, accumulates=accumulates)
+        return found
+
+    def _host_bytes(self, micro_batch_size: int) -> int:
+        accumulates = micro_batch_size < self._per_gpu
+        found = self._hosts.get(accumulates)
+        if found is None:
+            options = self._options
+            if (options.gradient_accumulation_steps > 1) is not accumulates:
+                options = options.model_copy(update={"gradient_accumulation_steps": 1})
+            parts = host_parts(self._needs.weights(options), options)
+            found = self._hosts[accumulates] = sum(part.bytes for part in parts)
+        return found
+
+
+def fitting(needs: Needs, hardware: Hardware, room: Room) -> Iterator[tuple[Layout, int]]:
+    """Each layout that fits, with its largest micro-batch; recomputation only where it makes that larger."""
+    without: dict[Layout, int] = {}
+    for of_layout in needs.of(hardware):
+        layout, size = of_layout.layout, of_layout.largest_that_fits(room)
+        if size is None:
+            continue
+        if not layout.gradient_checkpointing:
+            without[layout] = size
+        elif without.get(replace(layout, gradient_checkpointing=False)) == size:
+            continue
+        yield layout, size
+
+
+def nearest(needs: Needs, hardware: Hardware, room: Room) -> Shortage | None:
+    """Of all layouts the one that misses least; None where one fits."""
+    least, closest = inf, None
+    for of_layout in needs.of(hardware):
+        found = of_layout.misses_by_less(room, least)
+        if found is not None:
+            least, closest = found[0], (of_layout, found[1])
+    if closest is None or least <= 0:
+        return None
+    of_layout, micro_batch_size = closest
+    missing = of_layout.need(micro_batch_size).shortfalls(room)
+    resource = max(missing, key=lambda name: missing[name])
+    return Shortage(
+        nodes=hardware.nodes,
+        layout=of_layout.layout,
+        micro_batch_size=micro_batch_size,
+        resource=resource,
+        missing_bytes=missing[resource],
+    )

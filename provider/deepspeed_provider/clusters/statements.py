@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a table of candidates rests on, in words: assumptions behind every row, doubts about some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate
+from deepspeed_provider.clusters.job import Constraints, Headroom, Job
+from deepspeed_provider.clusters.node_type import NodeType, Support
+
+
+def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) -> tuple[str, ...]:
+    """Of the rows shown."""
+    stated = [
+        f"{job.steps:,} optimizer steps of {job.effective_batch_size} sequences of {job.options.sequence_length:,} "
+        f"tokens, padding included; evaluation and checkpoints take no time.",
+        f"A cluster needs {60 * STARTUP_HOURS:g} minutes until it trains; they are billed.",
+        headroom_left(constraints.headroom),
+    ]
+    if any(one.drivers for one in found):
+        stated.append("A cluster of several workers has a driver of their type, which is billed and does not train.")
+    if any(one.nodes > 1 and one.node_type.poor_network for one in found):
+        stated.append(f"Where the network is poor, several nodes are taken to be {POOR_NETWORK_FACTOR:g} times slower.")
+    return (*stated, *_prices(found, spot=constraints.spot))
+
+
+def headroom_left(headroom: Headroom) -> str:
+    """Which share of each resource a plan leaves free."""
+    return (
+        f"Left free: {headroom.gpu:.0%} of GPU memory, {headroom.host:.0%} of host memory, {headroom.nvme:.0%} of NVMe."
+    )
+
+
+def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
+    """Of the rows shown: assumed numbers, and networks that Databricks advises against."""
+    kinds = _distinct(one.node_type for one in found)
+    several = _distinct(one.node_type for one in found if one.nodes > 1)
+    doubts = {
+        "training over several nodes with their network is advised against by Databricks": [
+            kind for kind in several if kind.poor_network
+        ],
+        "their network's bandwidth is assumed": [kind for kind in several if "network not sourced" in kind.notes],
+        "their RAM is assumed": [kind for kind in kinds if "ram not sourced" in kind.notes],
+        "known to Databricks only from its DBU table": [kind for kind in kinds if kind.support is Support.DBU_ONLY],
+        "how much of its peak the GPU reaches is assumed, not measured": [
+            kind for kind in kinds if kind.gpu.matmul_source.startswith("assumed")
+        ],
+    }
+    return tuple(f"{_names(about)}: {doubt}." for doubt, about in doubts.items() if about)
+
+
+def _prices(found: Sequence[Candidate], *, spot: bool) -> tuple[str, ...]:
+    """One sentence for each cloud's list."""
+    kind = "Spot" if spot else "On-demand"
+    lists = {(one.node_type.cloud.value, one.node_type.region, one.node_type.price_date) for one in found}
+    return tuple(
+        f"{kind} prices of {cloud} in {region or 'an unnamed region'}, as of {date or 'an unknown date'}, "
+        "with Databricks' units."
+        for cloud, region, date in sorted(lists)
+    )
+
+
+def _distinct(kinds: Iterable[NodeType]) -> list[NodeType]:
+    return list(dict.fromkeys(kinds))
+
+
+def _names(kinds: Iterable[NodeType]) -> str:
+    return ", ".join(kind.node_type_id for kind in kinds)

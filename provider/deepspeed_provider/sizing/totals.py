@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The total of GPU memory without its parts, for a search that asks for thousands.
+
+Exactly what :func:`deepspeed_provider.sizing.estimate.estimate` sums up: tests/sizing/test_totals.py holds
+the two against each other. What does not depend on the micro-batch is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deepspeed_provider.sizing import model_states
+from deepspeed_provider.sizing.activations import moments
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.decoder import Mode
+from deepspeed_provider.sizing.gpu import MOVING, NONE_REDUCED, overhead_step
+from deepspeed_provider.sizing.options import TrainingOptions
+from deepspeed_provider.sizing.overhead import CALIBRATION, CUBLAS_WORKSPACE_BYTES, overhead
+from deepspeed_provider.sizing.parts import Part
+from deepspeed_provider.sizing.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Bytes at one moment of a step beside the model states; the gradient in flight is not among ``total``."""
+
+    total: int
+    moving: int
+    logits: int
+    gradients_done: float
+    any_reduced: bool
+    gradient_in_flight: int
+    beyond_kept_gradients: int
+
+
+def activations(architecture: Architecture, how: Mode, *, checkpointing: bool) -> tuple[Activations, ...]:
+    """At every moment at which a step can peak."""
+    return tuple(
+        Activations(
+            total=moment.activation_bytes,
+            moving=sum(size for name, size in moment.activations.items() if name in MOVING),
+            logits=moment.activations.get("logits_and_loss", 0),
+            gradients_done=moment.gradients_done,
+            any_reduced=moment.name not in NONE_REDUCED,
+            gradient_in_flight=moment.gradient_in_flight,
+            beyond_kept_gradients=moment.beyond_kept_gradients,
+        )
+        for moment in moments(architecture, how, checkpointing=checkpointing)
+    )
+
+
+class GpuTotals:
+    """Bytes on the fullest GPU under options that differ in micro-batch size and accumulation only."""
+
+    def __init__(self, architecture: Architecture, weights: Weights, options: TrainingOptions) -> None:
+        self._weights, self._options = weights, options
+        resident = _sum(model_states.weight_parts(weights, options)) + CUBLAS_WORKSPACE_BYTES
+        resident += _sum(model_states.optimizer_parts(weights, options))
+        buffers = model_states.zero_buffers(architecture, weights, options)
+        step = overhead_step(buffers, options)
+        self._standing = resident + _sum(buffers)
+        self._gathered = step.moving_bytes
+        self._kind = CALIBRATION.gathered if step.gathers else CALIBRATION.in_place
+        self._changing = CALIBRATION.changing_lengths if step.lengths_change else 0
+        found = overhead(step)
+        self._beside = found.cuda_context + found.nccl
+        self._kept: dict[tuple[float, bool, bool], int] = {}
+        others = [model_states.step(architecture, weights, options)]
+        if options.zero_stage < 2 and options.world_size > 1:
+            others.append(model_states.reduction(architecture, weights, options))
+        if options.zero_stage:
+            others.append(model_states.norm(architecture, weights, options))
+        self._between_passes = max(resident + _sum(parts) + _fragmentation(parts, options) for parts in others)
+
+    @property
+    def least_bytes(self) -> int:
+        """What no micro-batch is small enough to stay below."""
+        return self._between_passes + self._beside
+
+    def total_bytes(self, found: Iterable[Activations], *, accumulates: bool) -> int:
+        """With a micro-batch's activations, and with gradients of several micro-batches added up or not."""
+        in_place = self._options.zero_stage < 2 and not accumulates
+        held = self._between_passes
+        for moment in found:
+            flight = moment.beyond_kept_gradients if in_place else moment.gradient_in_flight
+            allocated = self._standing + self._gradients(moment, accumulates) + flight + moment.total
+            moving = moment.moving + flight + self._gathered
+            lost = round(self._kind.moving_share * moving + self._changing * moment.logits)
+            held = max(held, allocated + self._kind.fixed_bytes + lost)
+        return held + self._beside
+
+    def _gradients(self, moment: Activations, accumulates: bool) -> int:
+        key = (moment.gradients_done, moment.any_reduced, accumulates)
+        found = self._kept.get(key)
+        if found is None:
+            options = self._options.model_copy(update={"gradient_accumulation_steps": 2 if accumulates else 1})
+            part = model_states.kept_gradients(
+                self._weights, options, made=moment.gradients_done, reduced=moment.any_reduced
+            )
+            found = self._kept[key] = part.bytes
+        return found
+
+
+def _sum(parts: Iterable[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+def _fragmentation(parts: Iterable[Part], options: TrainingOptions) -> int:
+    return overhead(overhead_step(parts, options)).fragmentation
