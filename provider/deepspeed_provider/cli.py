@@ -13,16 +13,20 @@ import typer
 from rich.console import Console
 
 from deepspeed_provider import __version__
+from deepspeed_provider.cli_catalog import catalog_app
 from deepspeed_provider.cli_config import config_app
 from deepspeed_provider.cli_estimate import estimate
 from deepspeed_provider.cli_options import long_names
+from deepspeed_provider.cli_plan import plan
 from deepspeed_provider.errors import EngineError, SpecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 engine_app = typer.Typer(no_args_is_help=True, help="The embedded Spark Connect engine on this machine.")
 app.add_typer(engine_app, name="engine")
 app.add_typer(config_app, name="config")
+app.add_typer(catalog_app, name="catalog")
 app.command("estimate", epilog=long_names())(estimate)
+app.command("plan")(plan)
 
 Home = Annotated[
     Path | None,

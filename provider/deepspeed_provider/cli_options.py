@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Final, get_args
@@ -67,16 +67,18 @@ OTHER_PANEL: Final = "Other options"
 LONG_NAME: Final = 19
 
 
-def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with one typer option for each field, in place of its ``**options``.
+def with_training_options(
+    command: Callable[..., None], fields: Collection[str] = tuple(TrainingOptions.model_fields)
+) -> Callable[..., None]:
+    """``command`` with one typer option for each of these fields, in place of its ``**options``.
 
     Values arrive as they were typed, and as None where nothing was: ``parse_options`` then reports
     every problem together, which a parser that stops at the first cannot.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    listed = {name: panel for panel, fields in HELP.items() for name in fields if name in TrainingOptions.model_fields}
-    listed |= {name: OTHER_PANEL for name in TrainingOptions.model_fields if name not in listed}
+    listed = {name: panel for panel, listing in HELP.items() for name in listing if name in fields}
+    listed |= {name: OTHER_PANEL for name in fields if name not in listed}
     options = [_option(name, TrainingOptions.model_fields[name], panel) for name, panel in listed.items()]
     parameters = [*own, *options]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

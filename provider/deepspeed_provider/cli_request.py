@@ -68,21 +68,22 @@ def answer(values: Mapping[str, Any], source: ModelSource) -> Answer:
     """
     given = {name: value for name, value in values.items() if value is not None}
     problems = [_unknown_key(name, value) for name, value in given.items() if name not in KEYS]
-    model = _tried(lambda: _model(given, source), problems)
-    options = _tried(lambda: _options(given), problems)
-    named = _tried(lambda: _gpu(given), problems)
-    interconnect = _tried(lambda: _interconnect_gbps(given), problems)
+    model = tried(lambda: asked_model(given, source), problems)
+    options = tried(lambda: asked_options(given), problems)
+    named = tried(lambda: _gpu(given), problems)
+    interconnect = tried(lambda: _interconnect_gbps(given), problems)
     if model is not None and options is not None and not problems:
         memory = estimate(model.architecture, options)
         on_hardware = None if named is None else _on_hardware(model, options, memory, named, interconnect)
         return Answer(model=model, options=options, estimate=memory, on_hardware=on_hardware)
     if model is not None and options is None:
         # The estimate would find these only once the options are right.
-        _tried(lambda: _refuse_absent_targets(model, given), problems)
+        tried(lambda: _refuse_absent_targets(model, given), problems)
     raise SpecError(problems)
 
 
-def _tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
+def tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
+    """What ``make`` returns; None where it raises :class:`SpecError`, whose problems are added to the list."""
     try:
         return make()
     except SpecError as error:
@@ -90,7 +91,8 @@ def _tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
         return None
 
 
-def _model(given: Mapping[str, Any], source: ModelSource) -> Model:
+def asked_model(given: Mapping[str, Any], source: ModelSource) -> Model:
+    """By ``model`` or ``parameters``. Raises :class:`SpecError`."""
     if "model" in given and "parameters" in given:
         works = "Give a model or a parameter count, not both."
         raise _problem("parameters", given["parameters"], "a model has its own count", works)
@@ -143,7 +145,8 @@ def _problem(field: str, value: object, problem: str, suggestion: str) -> SpecEr
     return SpecError([FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)])
 
 
-def _options(given: Mapping[str, Any]) -> TrainingOptions:
+def asked_options(given: Mapping[str, Any]) -> TrainingOptions:
+    """By their names. Raises :class:`SpecError`."""
     named = {name: value for name, value in given.items() if name in TrainingOptions.model_fields}
     problems = [
         FieldProblem(
@@ -153,7 +156,7 @@ def _options(given: Mapping[str, Any]) -> TrainingOptions:
         if _is_too_large(value)
     ]
     too_large = {problem.field for problem in problems}
-    options = _tried(
+    options = tried(
         lambda: parse_options({name: value for name, value in named.items() if name not in too_large}), problems
     )
     if problems or options is None:

@@ -103,7 +103,6 @@ def cluster_body(candidate: Candidate, settings: ClusterSettings | None = None) 
         **_machines(candidate, chosen),
     }
     if needs_libaio(candidate):
-        body["enable_elastic_disk"] = True
         body["init_scripts"] = [_init_script(f"{chosen.script_folder.rstrip('/')}/{LIBAIO_SCRIPT_NAME}")]
     if chosen.single_user_name:
         body["single_user_name"] = chosen.single_user_name
@@ -122,13 +121,13 @@ def needs_libaio(candidate: Candidate) -> bool:
 
 def _shape(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:
     """One node: a driver that trains itself, without workers. Several: a driver, and workers that train."""
-    tags = dict(settings.tags)
+    tags = settings.tags
     if candidate.nodes == 1:
         conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*, 4]"}
-        return {"num_workers": 0, "spark_conf": conf, "custom_tags": tags | {"ResourceClass": "SingleNode"}}
+        return {"num_workers": 0, "spark_conf": conf, "custom_tags": {**tags, "ResourceClass": "SingleNode"}}
     # The distributor starts one barrier task for so many GPUs, and in it one process for each: one task a node.
     conf = {"spark.task.resource.gpu.amount": str(candidate.node_type.gpus)}
-    return {"num_workers": candidate.nodes, "spark_conf": conf, "custom_tags": tags}
+    return {"num_workers": candidate.nodes, "spark_conf": conf, **({"custom_tags": dict(tags)} if tags else {})}
 
 
 def _machines(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:
@@ -141,6 +140,7 @@ def _machines(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]
         "node_type_id": name,
         "driver_node_type_id": name,
         f"{candidate.node_type.cloud.value}_attributes": attributes,
+        **({"enable_elastic_disk": True} if needs_libaio(candidate) else {}),
     }
 
 

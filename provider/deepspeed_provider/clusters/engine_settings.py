@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.deepspeed_config.buckets import bucket_sizes
 from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings
+from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.options import TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
 GRADIENT_CLIPPING = 1.0
@@ -28,4 +31,24 @@ def engine_settings(candidate: Candidate, *, gradient_clipping: float = GRADIENT
         parameters=candidate.architecture.parameters,
         trained_parameters=found.trained,
         largest_parameter=max((*found.trained_sizes, *found.frozen_sizes), default=None),
+    )
+
+
+def with_buckets(architecture: Architecture, options: TrainingOptions) -> TrainingOptions:
+    """The options with the bucket sizes that the generated configuration will have, so that they are counted.
+
+    Raises :class:`SpecError` for LoRA targets that the model does not have.
+    """
+    sizes = bucket_sizes(
+        hidden_size=architecture.hidden_size,
+        parameters=architecture.parameters,
+        trained_parameters=weights(architecture, options).trained,
+    )
+    return options.model_copy(
+        update={
+            "reduce_bucket_size": sizes.reduce,
+            "allgather_bucket_size": sizes.reduce,
+            "stage3_prefetch_bucket_size": sizes.prefetch,
+            "stage3_param_persistence_threshold": sizes.persistence_threshold,
+        }
     )

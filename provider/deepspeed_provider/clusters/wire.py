@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.node_type import NodeType
-from deepspeed_provider.clusters.search import Miss, Rejection
+from deepspeed_provider.clusters.search import Miss
 from deepspeed_provider.clusters.throughput import Throughput
 
 # What the search chooses among a job's options.
@@ -64,17 +66,33 @@ def candidate_as_json(found: Candidate) -> dict[str, Any]:
     }
 
 
-def rejection_as_json(found: Rejection) -> dict[str, Any]:
-    """The type, and the reason in words."""
-    return {**_named(found.node_type), "region": found.node_type.region, "reason": found.reason}
-
-
-def miss_as_json(found: Miss) -> dict[str, Any]:
-    """How close the job came where it fits nowhere."""
+def plan_as_json(found: GpuPlan) -> dict[str, Any]:
+    """``chosen`` is the first of ``candidates``, or None; then ``nearest_miss`` says how close the job came."""
+    choice, candidates = found.choice, [candidate_as_json(candidate) for candidate in found.choice.candidates]
     return {
-        **_named(found.node_type),
+        "objective": found.objective.value,
+        "tokens": found.job.tokens,
+        "steps": found.job.steps,
+        "effective_batch_size": found.job.effective_batch_size,
+        "sequence_length": found.job.options.sequence_length,
+        "chosen": candidates[0] if candidates else None,
+        "candidates": candidates,
+        "rejected": [dataclasses.asdict(refused) for refused in found.refused],
+        "nearest_miss": None if choice.nearest_miss is None else _miss(choice.nearest_miss),
+        "would_fit": list(found.would_fit),
+        "deepspeed_config": found.deepspeed_config,
+        "cluster": found.cluster,
+        "assumptions": list(found.assumptions),
+        "warnings": list(found.warnings),
+    }
+
+
+def _miss(found: Miss) -> dict[str, Any]:
+    return {
+        **({} if found.node_type is None else _named(found.node_type)),
         "nodes": found.nodes,
         "settings": str(found.layout),
+        "micro_batch_size": found.micro_batch_size,
         "resource": found.resource,
         "missing_bytes": found.missing_bytes,
     }

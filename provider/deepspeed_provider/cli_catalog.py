@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``deepspeed-provider catalog``: the GPUs and node types that are known, and what a workspace has of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deepspeed_provider.cli_plan import option, refuse
+from deepspeed_provider.cli_plan_request import asked_cloud, catalogue_of, read_answer
+from deepspeed_provider.cli_report import GIB, print_list
+from deepspeed_provider.cli_request import tried
+from deepspeed_provider.clusters.gpus import GIGA
+from deepspeed_provider.clusters.gpus import gpu as gpu_named
+from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceTypes, restricted
+from deepspeed_provider.clusters.wire import node_type_as_json
+from deepspeed_provider.errors import FieldProblem, SpecError
+
+catalog_app = typer.Typer(no_args_is_help=True, help="GPUs and node types with their prices.")
+
+PANEL: Final = "Options"
+# In place of a price.
+_SUPPORT: Final = {Support.RETIRED: "retired", Support.NO_EVIDENCE: "unnamed"}
+# Columns of a terminal that takes all of a row.
+WIDE: Final = 100
+
+
+@catalog_app.command("show")
+def catalog_show(
+    cloud: Annotated[str | None, option("NAME", "aws, azure or gcp. (default: all)", PANEL)] = None,
+    gpu: Annotated[str | None, option("NAME", "Only types with this GPU.", PANEL)] = None,
+    catalog: Annotated[str | None, option("FILE", "Your own rows, as CSV or JSON.", PANEL)] = None,
+    tier: Annotated[str | None, option("NAME", "Of the workspace: premium or enterprise.", PANEL)] = None,
+    as_json: Annotated[bool, option("", "Print one JSON object.", PANEL, "--json")] = False,
+) -> None:
+    """List node types with what they hold, GiB of each GPU and of RAM, and what an hour costs with Databricks' units.
+
+    In place of a price: "retired" can no longer be launched, "unnamed" is not named by Databricks.
+    """
+    asked = {"cloud": cloud, "gpu": gpu, "catalog": catalog, "tier": tier}
+    try:
+        found = _asked(asked)
+    except SpecError as error:
+        refuse(error, asked, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({"node_types": [node_type_as_json(node) for node in found]}, allow_nan=False))
+    else:
+        _print_catalogue(Console(), found)
+
+
+@catalog_app.command("diff")
+def catalog_diff(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The workspace's saved answer to list-node-types.")],
+    cloud: Annotated[str | None, option("NAME", "Of the workspace. (default: that of most types)", PANEL)] = None,
+    catalog: Annotated[str | None, option("FILE", "Your own rows, as CSV or JSON.", PANEL)] = None,
+    as_json: Annotated[bool, option("", "Print one JSON object.", PANEL, "--json")] = False,
+) -> None:
+    """Compare the catalogue with a workspace: what it can launch, what it lacks, what the catalogue does not know."""
+    asked = {"cloud": cloud, "catalog": catalog}
+    try:
+        seen = _seen(file, asked)
+    except SpecError as error:
+        refuse(error, {*asked, "workspace_node_types"}, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps(_diff_as_json(seen), allow_nan=False))
+    else:
+        _print_diff(Console(), seen)
+
+
+def _asked(asked: dict[str, str | None]) -> list[NodeType]:
+    problems: list[FieldProblem] = []
+    given = {name: value for name, value in asked.items() if value is not None}
+    cloud = tried(lambda: asked_cloud(given), problems)
+    wanted = tried(lambda: gpu_named(given["gpu"]), problems) if "gpu" in given else None
+    catalogue = tried(lambda: catalogue_of(given), problems)
+    if problems or catalogue is None:
+        raise SpecError(problems)
+    return [
+        node for node in catalogue if (cloud is None or node.cloud is cloud) and (wanted is None or node.gpu == wanted)
+    ]
+
+
+def _seen(file: str, asked: dict[str, str | None]) -> WorkspaceTypes:
+    """A workspace is in one cloud: what the others have is nothing that it lacks."""
+    problems: list[FieldProblem] = []
+    answer = tried(lambda: read_answer(file, "workspace_node_types"), problems)
+    node_types = tried(lambda: _asked(asked), problems)
+    if problems or answer is None or node_types is None:
+        raise SpecError(problems)
+    seen = restricted(node_types, answer)
+    if asked["cloud"] is not None or not seen.available:
+        return seen
+    clouds = [node.cloud for node in seen.available]
+    home = max(sorted(set(clouds)), key=clouds.count)
+    return restricted([node for node in node_types if node.cloud is home], answer)
+
+
+def _diff_as_json(seen: WorkspaceTypes) -> dict[str, Any]:
+    return {
+        "available": [node.node_type_id for node in seen.available],
+        "missing": [{"node_type_id": name, "reason": reason} for name, reason in seen.missing.items()],
+        "unknown": list(seen.unknown_gpu_types),
+        "warnings": list(seen.warnings),
+    }
+
+
+def _print_diff(console: Console, seen: WorkspaceTypes) -> None:
+    lacks: dict[str, list[str]] = {}
+    for name, reason in seen.missing.items():
+        lacks.setdefault(reason, []).append(name)
+    print_list(console, "Known, and can be launched", [", ".join(node.node_type_id for node in seen.available)], "")
+    lines = [f"{reason}: {', '.join(names)}" for reason, names in lacks.items()]
+    print_list(console, "In the catalogue, but not to be had in this workspace", lines, "")
+    title = "GPU types of this workspace that the catalogue does not know; rows of your own (--catalog) make them so"
+    print_list(console, title, seen.unknown_gpu_types, "yellow")
+    print_list(console, "Warnings", seen.warnings, "yellow")
+
+
+def _print_catalogue(console: Console, found: list[NodeType]) -> None:
+    """A table for each list of prices."""
+    lists: dict[tuple[str, str, str], list[NodeType]] = {}
+    for node in found:
+        lists.setdefault((node.cloud.value, node.region, node.price_date), []).append(node)
+    for (cloud, region, date), nodes in lists.items():
+        console.print(_table(f"{cloud}, {region}, prices of {date}", nodes, wide=console.width >= WIDE))
+
+
+def _table(title: str, found: list[NodeType], *, wide: bool) -> Table:
+    gap = (0, 1) if wide else (0, 0)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=gap)
+    table.add_column("Node type", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    more = ("Cores", "NVMe GB", "Gbit/s", "DBU/h") if wide else ()
+    for name in ("GiB", "RAM", "$/h", "Spot", *more):
+        table.add_column(name, justify="right", no_wrap=True)
+    for node in found:
+        table.add_row(*_cells(node, wide=wide))
+    return table
+
+
+def _cells(node: NodeType, *, wide: bool) -> list[str | Text]:
+    cells: list[str | Text] = [
+        Text(node.node_type_id),
+        Text(f"{node.gpus} {node.gpu.name}"),
+        f"{node.gpu.memory_bytes / GIB:,.1f}",
+        f"{node.ram_bytes / GIB:,.0f}",
+        _usd(node.usd_per_hour() if node.priced() else None) if node.launchable else _SUPPORT[node.support],
+        _usd(node.usd_per_hour(spot=True) if node.priced(spot=True) else None),
+    ]
+    if wide:
+        cells += [
+            str(node.cores),
+            f"{node.nvme_bytes / GIGA:,.0f}",
+            f"{node.network_bytes_per_second * 8 / GIGA:,.0f}",
+            _usd(node.dbu_per_hour),
+        ]
+    return cells
+
+
+def _usd(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"

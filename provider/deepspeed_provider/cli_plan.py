@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``deepspeed-provider plan``: which machines for a fine-tune, what they cost, and why not others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from functools import partial
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from deepspeed_provider.cli_options import flag, with_training_options
+from deepspeed_provider.cli_plan_report import print_plan
+from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned
+from deepspeed_provider.clusters.job import Constraints
+from deepspeed_provider.clusters.wire import plan_as_json
+from deepspeed_provider.errors import SpecError
+from deepspeed_provider.model_source import ModelSource, hub_fetch
+from deepspeed_provider.sizing.wire import problems_as_json
+
+WHAT = "What is trained"
+WHERE = "Where it may run"
+LIMITS = "Limits"
+OUTPUT = "Output"
+
+
+def option(metavar: str, text: str, panel: str, *names: str) -> Any:
+    """A typer option; values arrive as they were typed, so that all problems are told together."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+@partial(with_training_options, fields=JOB_OPTIONS)
+def plan(
+    model: Annotated[
+        str | None, option("MODEL", "A bundled model's name, a config.json or its folder, or a hub id.", WHAT)
+    ] = None,
+    parameters: Annotated[str | None, option("N", "Instead of a model, its parameters: 7B, 350M.", WHAT)] = None,
+    download: Annotated[bool, option("", "Fetch the config of an unknown hub id.", WHAT, "--download")] = False,
+    tokens: Annotated[str | None, option("N", "Tokens of the whole run, padding included: 50M, 1e9.", WHAT)] = None,
+    rows: Annotated[str | None, option("N", "Instead of tokens, sequences of the whole run.", WHAT)] = None,
+    effective_batch_size: Annotated[
+        str | None, option("N", f"Sequences per optimizer step. (default: {EFFECTIVE_BATCH_SIZE})", WHAT)
+    ] = None,
+    cloud: Annotated[str | None, option("NAME", "aws, azure or gcp. (default: all)", WHERE)] = None,
+    region: Annotated[str | None, option("NAME", "Of which prices are known, or come with --catalog.", WHERE)] = None,
+    node_type: Annotated[
+        list[str] | None, option("ID", "Only this type, or those that begin so (p4d); may be repeated.", WHERE)
+    ] = None,
+    max_nodes: Annotated[
+        str | None, option("N", f"Nodes that train. (default: {Constraints().max_nodes})", WHERE)
+    ] = None,
+    spot: Annotated[bool, option("", "Spot machines, where their price is known.", WHERE, "--spot")] = False,
+    tier: Annotated[str | None, option("NAME", "Of the workspace: premium or enterprise.", WHERE)] = None,
+    catalog: Annotated[
+        str | None, option("FILE", "Your own rows and prices over the catalogue's, as CSV or JSON.", WHERE)
+    ] = None,
+    workspace_node_types: Annotated[
+        str | None, option("FILE", "The workspace's saved answer to list-node-types.", WHERE)
+    ] = None,
+    objective: Annotated[str | None, option("NAME", "cost of the run, or time. (default: cost)", LIMITS)] = None,
+    max_usd_per_hour: Annotated[str | None, option("USD", "Of the whole cluster.", LIMITS)] = None,
+    budget_usd: Annotated[str | None, option("USD", "Of the whole run.", LIMITS)] = None,
+    deadline_hours: Annotated[str | None, option("HOURS", "Until the run ends.", LIMITS)] = None,
+    top: Annotated[str | None, option("N", "Rows of the table. (default: 10)", OUTPUT)] = None,
+    show_all: Annotated[bool, option("", "Every refused type with its own reason.", OUTPUT, "--all")] = False,
+    as_json: Annotated[bool, option("", "Print one JSON object.", OUTPUT, "--json")] = False,
+    **options: Any,
+) -> None:
+    """Choose and price a GPU cluster for a fine-tune, with its DeepSpeed configuration.
+
+    Exit status 1 where nothing fits, 2 for a request that cannot be used.
+    """
+    asked = {
+        "model": model,
+        "parameters": parameters,
+        "tokens": tokens,
+        "rows": rows,
+        "effective_batch_size": effective_batch_size,
+        "cloud": cloud,
+        "region": region,
+        "node_type": node_type or None,
+        "max_nodes": max_nodes,
+        "spot": spot,
+        "tier": tier,
+        "catalog": catalog,
+        "workspace_node_types": workspace_node_types,
+        "objective": objective,
+        "max_usd_per_hour": max_usd_per_hour,
+        "budget_usd": budget_usd,
+        "deadline_hours": deadline_hours,
+        "top": top,
+        **options,
+    }
+    try:
+        found = planned(asked, ModelSource(fetch=hub_fetch() if download else None))
+    except SpecError as error:
+        refuse(error, asked, as_json=as_json)
+    if as_json:
+        content = {"model": found.model, **plan_as_json(found.plan), "assumptions": list(found.assumptions)}
+        typer.echo(json.dumps(content, allow_nan=False))
+    else:
+        print_plan(Console(soft_wrap=False), found, show_all=show_all)
+    if found.plan.choice.best is None:
+        raise typer.Exit(1)
+
+
+def refuse(error: SpecError, asked: Container[str], *, as_json: bool) -> NoReturn:
+    """Tells all problems, named as they are typed; also as JSON where a program reads. Ends with exit status 2."""
+    content = problems_as_json(error.problems)
+    if as_json:
+        typer.echo(json.dumps(content, allow_nan=False))
+    console = Console(stderr=True, soft_wrap=True)
+    for problem in content["error"]["problems"]:
+        field = problem["field"]
+        name = flag(field) if field in asked else field
+        value = "" if problem["value"] is None else f" {problem['value']!r}"
+        text = f"{name}{value}: {problem['problem']}. {problem['suggestion']}".rstrip()
+        console.print(text, style="red", markup=False, highlight=False)
+    raise typer.Exit(2)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request for a plan from the command line: checked once, all problems at once."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from deepspeed_provider.cli_request import asked_model, asked_options, tried
+from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
+from deepspeed_provider.clusters.job import Constraints, Job, Objective
+from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_types, with_overrides
+from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.model_source import ModelSource, parse_parameter_count
+from deepspeed_provider.sizing.options import TrainingOptions
+from deepspeed_provider.sizing.weights import weights
+
+EFFECTIVE_BATCH_SIZE: Final = 64
+# A workspace's whole answer has some hundred kilobytes.
+LARGEST_FILE_BYTES: Final = 16 * 2**20
+MOST_NODES: Final = 64
+MOST_SEQUENCES: Final = 2**20
+MOST_ROWS: Final = 1000
+
+# What the search does not choose, and the generated configuration does not fix.
+JOB_OPTIONS: Final = (
+    *("method", "optimizer", "sequence_length", "attention", "loss", "padding", "holds_outputs", "load_in_turn"),
+    *("lora_rank", "lora_targets", "lora_dropout", "adapter_precision"),
+    *("double_quant", "quant_storage", "upcast_unquantized"),
+)
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan, the model that it is of, and what was taken for granted where nothing was said."""
+
+    model: str
+    plan: GpuPlan
+    assumptions: tuple[str, ...]
+
+
+def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
+    """``values``: options by their names; None is as if not given. Raises :class:`SpecError` with all problems."""
+    given = {name: value for name, value in values.items() if value is not None}
+    problems: list[FieldProblem] = []
+    model = tried(lambda: asked_model(given, source), problems)
+    options = tried(lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given}), problems)
+    amount = tried(lambda: _amount(given), problems)
+    batch = tried(lambda: _whole(given, "effective_batch_size", EFFECTIVE_BATCH_SIZE, most=MOST_SEQUENCES), problems)
+    top = tried(lambda: _whole(given, "top", 10, most=MOST_ROWS), problems)
+    objective = tried(lambda: _chosen(given, "objective", Objective), problems) or Objective.COST
+    catalogue = tried(lambda: catalogue_of(given), problems)
+    workspace = tried(lambda: _workspace(given), problems)
+    constraints = tried(lambda: _constraints(given, catalogue), problems)
+    if model is not None and options is not None:
+        tried(lambda: weights(model.architecture, options), problems)
+    if (
+        problems
+        or model is None
+        or options is None
+        or amount is None
+        or batch is None
+        or top is None
+        or catalogue is None
+        or constraints is None
+    ):
+        raise SpecError(problems)
+    tokens, assumptions = _tokens(amount, options)
+    if "effective_batch_size" not in given:
+        assumptions.append(f"The effective batch is {batch} sequences.")
+    plan = gpu_plan(
+        Job(architecture=model.architecture, options=options, tokens=tokens, effective_batch_size=batch),
+        catalogue,
+        constraints,
+        objective=objective,
+        top=top,
+        workspace=workspace,
+    )
+    return Planned(model=model.name, plan=plan, assumptions=(*assumptions, *plan.assumptions))
+
+
+def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
+    """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
+    found = node_types(tier=_chosen(given, "tier", Tier) or Tier.PREMIUM)
+    return with_overrides(found, _rows(given["catalog"])) if "catalog" in given else found
+
+
+def asked_cloud(given: Mapping[str, Any]) -> Cloud | None:
+    """By ``cloud``. Raises :class:`SpecError`."""
+    return _chosen(given, "cloud", Cloud)
+
+
+def read_answer(file: str, field: str) -> Mapping[str, Any]:
+    """A saved answer of list-node-types; a plain list of node types is one too."""
+    content = _parsed(_read(file, field), file, field)
+    if isinstance(content, list):
+        content = {"node_types": content}
+    if not isinstance(content, dict) or not isinstance(content.get("node_types"), list):
+        works = "Save one with `databricks clusters list-node-types --output json`."
+        raise problem(field, file, "is no answer of list-node-types, which has a list called node_types", works)
+    return content
+
+
+def problem(field: str, value: object, text: str, suggestion: str) -> SpecError:
+    """An error with one problem."""
+    return SpecError([FieldProblem(field=field, value=value, problem=text, suggestion=suggestion)])
+
+
+def _amount(given: Mapping[str, Any]) -> tuple[str, int]:
+    """``tokens`` or ``rows``, and how many."""
+    named = [name for name in ("tokens", "rows") if name in given]
+    if not named:
+        raise problem("tokens", None, "is missing", "Give the tokens of the whole run, such as 50M, or its rows.")
+    if len(named) > 1:
+        raise problem("rows", given["rows"], "says the same as tokens", "Give one of them.")
+    name = named[0]
+    try:
+        count = parse_parameter_count(given[name])
+    except SpecError:
+        count = 0
+    if count < 1:
+        raise problem(name, given[name], f"is no number of {name}", "Use a number such as 50M, 2e6 or 10000.")
+    return name, count
+
+
+def _tokens(amount: tuple[str, int], options: TrainingOptions) -> tuple[int, list[str]]:
+    name, count = amount
+    if name == "tokens":
+        return count, []
+    tokens = count * options.sequence_length
+    return tokens, [f"{count:,} rows of {options.sequence_length:,} tokens each, padding included: {tokens:,} tokens."]
+
+
+def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None) -> Constraints:
+    problems: list[FieldProblem] = []
+    cloud = tried(lambda: asked_cloud(given), problems)
+    known = [node for node in catalogue or () if cloud is None or node.cloud is cloud]
+    region = tried(lambda: _region(given, known), problems) if known else None
+    ids = tried(lambda: _ids(given, known), problems) if known else None
+    most = tried(lambda: _whole(given, "max_nodes", Constraints().max_nodes, most=MOST_NODES), problems)
+    usd_per_hour = tried(lambda: _positive(given, "max_usd_per_hour"), problems)
+    budget_usd = tried(lambda: _positive(given, "budget_usd"), problems)
+    deadline_hours = tried(lambda: _positive(given, "deadline_hours"), problems)
+    if problems or most is None:
+        raise SpecError(problems)
+    return Constraints(
+        clouds=frozenset([cloud] if cloud else []),
+        regions=frozenset([region] if region else []),
+        node_type_ids=frozenset(ids or ()),
+        max_nodes=most,
+        spot=bool(given.get("spot")),
+        max_usd_per_hour=usd_per_hour,
+        budget_usd=budget_usd,
+        deadline_hours=deadline_hours,
+    )
+
+
+def _region(given: Mapping[str, Any], known: Sequence[NodeType]) -> str | None:
+    asked = given.get("region")
+    regions = sorted({node.region for node in known})
+    if asked is None or asked in regions:
+        return asked
+    works = f"Known are {', '.join(regions)}; prices of another region come with --catalog."
+    raise problem("region", asked, "there are no prices of it", works)
+
+
+def _ids(given: Mapping[str, Any], known: Sequence[NodeType]) -> list[str]:
+    """Node types by their ids or by how these begin: ``p4d``, ``Standard_NC``."""
+    found: list[str] = []
+    problems: list[FieldProblem] = []
+    for asked in given.get("node_type") or ():
+        exact = [node.node_type_id for node in known if node.named(asked)]
+        begun = [node.node_type_id for node in known if node.node_type_id.casefold().startswith(asked.casefold())]
+        found += exact or begun
+        if not asked or not (exact or begun):
+            near = difflib.get_close_matches(asked, [node.node_type_id for node in known], n=1, cutoff=0.3)
+            works = f"Did you mean {near[0]!r}?" if near else "`deepspeed-provider catalog show` lists them."
+            text = "no node type there is called so, or begins so"
+            problems.append(FieldProblem(field="node_type", value=asked, problem=text, suggestion=works))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _chosen(given: Mapping[str, Any], name: str, kind: type[Choice]) -> Choice | None:
+    if name not in given:
+        return None
+    asked = str(given[name]).strip().lower()
+    values = [item.value for item in kind]
+    if asked in values:
+        return kind(asked)
+    near = difflib.get_close_matches(asked, values, n=1, cutoff=0.4)
+    raise problem(name, given[name], f"should be one of {', '.join(values)}", f"Try {(near or values)[0]!r}.")
+
+
+def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> int:
+    if name not in given:
+        return default
+    try:
+        number = int(str(given[name]))
+    except ValueError:
+        number = 0
+    if not 1 <= number <= most:
+        raise problem(name, given[name], f"should be a whole number from 1 to {most:,}", f"The default is {default}.")
+    return number
+
+
+def _positive(given: Mapping[str, Any], name: str) -> float | None:
+    if name not in given:
+        return None
+    try:
+        number = float(given[name])
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise problem(name, given[name], "should be a number above 0", "Leave it out for no limit.")
+    return number
+
+
+def _workspace(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return (
+        read_answer(given["workspace_node_types"], "workspace_node_types") if "workspace_node_types" in given else None
+    )
+
+
+def _rows(file: str) -> list[dict[str, Any]]:
+    """Of a CSV table with a header, or of a JSON list of objects."""
+    text = _read(file, "catalog")
+    if text.lstrip().startswith(("[", "{")):
+        content = _parsed(text, file, "catalog")
+        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+            raise problem("catalog", file, "is no list of objects", 'Write [{"cloud": "aws", "node_type_id": ...}].')
+        return content
+    table = csv.DictReader(text.splitlines(), strict=True)
+    try:
+        rows: list[dict[str, Any]] = list(table)
+    except csv.Error as error:
+        raise problem("catalog", file, f"is no CSV table ({error})", "Begin it with the names of columns.") from None
+    for number, row in enumerate(rows, start=1):
+        if None in row:
+            names = len(table.fieldnames or ())
+            raise problem("catalog", file, f"row {number} has more cells than the {names} columns", "Quote commas.")
+    return rows
+
+
+def _read(file: str, field: str) -> str:
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise problem(field, file, "is too large to be one", f"It may have {LARGEST_FILE_BYTES:,} bytes.")
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise problem(field, file, f"cannot be read ({reason})", "Check the path.") from None
+
+
+def _parsed(text: str, file: str, field: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise problem(field, file, f"is not JSON ({error})", "Check the file.") from None
