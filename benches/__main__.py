@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 
-from benches import accuracy, overhead, parse_time, throughput
+from benches import accuracy, overhead, parse_time, search, throughput
 
 BENCHES = {
     "accuracy": accuracy.measure,
     "throughput": throughput.measure,
+    "search": search.measure,
     "parse": parse_time.measure,
     "overhead": overhead.measure,
 }

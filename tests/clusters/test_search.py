@@ -177,7 +177,7 @@ def test_a_batch_that_does_not_divide_is_named() -> None:
 
 
 def test_what_fits_nowhere_says_how_close_it_came_and_what_would_help() -> None:
-    kinds = [kind for kind in node_types() if kind.node_type_id in ("g5.8xlarge", "g4dn.8xlarge")]
+    kinds = [kind for kind in node_types() if kind.node_type_id in ("g5.2xlarge", "g4dn.2xlarge")]
     job = replace(_job(method="full"), effective_batch_size=4)
     found = search(job, kinds, Constraints(max_nodes=1))
     assert found.best is None

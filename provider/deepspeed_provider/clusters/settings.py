@@ -32,7 +32,7 @@ class Layout:
         return f"ZeRO {self.zero_stage}{moved}{', checkpointing' if self.gradient_checkpointing else ''}"
 
 
-_ALONE = ((0, Offload.NONE), (2, Offload.OPTIMIZER), (3, Offload.OPTIMIZER), (3, Offload.ALL))
+_ALONE = ((0, Offload.NONE), (1, Offload.NONE), (2, Offload.OPTIMIZER), (3, Offload.OPTIMIZER), (3, Offload.ALL))
 _TOGETHER = (
     (1, Offload.NONE),
     (2, Offload.NONE),

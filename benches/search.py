@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the search over the whole packaged catalogue takes, and what its plans cost beside naive choices."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepspeed_provider.clusters.candidate import STARTUP_HOURS, Candidate, Room, candidate, need
+from deepspeed_provider.clusters.hardware import Hardware
+from deepspeed_provider.clusters.job import Constraints, Headroom, Job
+from deepspeed_provider.clusters.node_types import Cloud, NodeType, node_types
+from deepspeed_provider.clusters.search import search
+from deepspeed_provider.clusters.settings import Layout, layouts, micro_batch_sizes
+from deepspeed_provider.sizing.catalogue import model_config
+from deepspeed_provider.sizing.families import architecture
+from deepspeed_provider.sizing.options import Offload, OffloadDevice, parse_options
+
+from benches.throughput import Run, runs
+
+TARGET = 30
+ROUNDS = 5
+TIMED = (
+    ("HuggingFaceTB/SmolLM2-135M", "full", 64, 2048),
+    ("meta-llama/Llama-3.1-8B", "full", 64, 2048),
+    ("meta-llama/Llama-3.1-8B", "lora", 32, 4096),
+    ("mistralai/Mixtral-8x7B-v0.1", "qlora", 32, 2048),
+    ("meta-llama/Llama-3.1-70B", "full", 128, 4096),
+)
+# Two at a time of each: models and methods, then sequence lengths and batches.
+PRICED = (
+    ("HuggingFaceTB/SmolLM2-135M", "full"),
+    ("Qwen/Qwen2.5-0.5B", "full"),
+    ("google/gemma-2-2b", "full"),
+    ("meta-llama/Llama-2-7b-hf", "full"),
+    ("meta-llama/Llama-2-7b-hf", "lora"),
+    ("meta-llama/Llama-2-13b-hf", "full"),
+    ("meta-llama/Llama-2-13b-hf", "qlora"),
+    ("codellama/CodeLlama-34b-hf", "qlora"),
+    ("meta-llama/Llama-2-70b-hf", "lora"),
+    ("meta-llama/Llama-2-70b-hf", "qlora"),
+)
+PUBLISHED = 10
+TOKENS = 50_000_000
+IMPORT = "import time; start = time.perf_counter(); import airflow.sdk; print(time.perf_counter() - start)"
+OURS = "from benches.search import print_times; print_times()"
+
+
+def measure() -> None:
+    """Prints both parts."""
+    _speed()
+    _prices()
+
+
+def job(model: str, method: str, batch: int, sequence_length: int, tokens: int = TOKENS) -> Job:
+    """A fine-tune of a model of the catalogue."""
+    return Job(
+        architecture=architecture(model_config(model)),
+        options=parse_options({"method": method, "sequence_length": sequence_length}),
+        tokens=tokens,
+        effective_batch_size=batch,
+    )
+
+
+# how long it takes
+
+
+def print_times() -> None:
+    """Seconds of the first and of the second search for each job, in this process, as JSON."""
+    kinds, found = node_types(), []
+    for asked in TIMED:
+        sought = job(*asked)
+        found.append([_timed(sought, kinds) for _ in range(2)])
+    print(json.dumps(found))
+
+
+def _timed(sought: Job, kinds: Sequence[NodeType]) -> float:
+    start = time.perf_counter()
+    search(sought, kinds)
+    return time.perf_counter() - start
+
+
+def _speed() -> None:
+    imports, searches = [], []
+    for _ in range(ROUNDS):
+        imports.append(float(_printed(IMPORT)))
+        searches.append(json.loads(_printed(OURS)))
+    whole = statistics.median(imports)
+    print(f"importing airflow.sdk: {whole:.3f} s (median of {ROUNDS}, each followed by all searches in a new process)")
+    ratios = []
+    for number, (model, method, batch, length) in enumerate(TIMED):
+        first, second = (statistics.median(one[number][which] for one in searches) for which in (0, 1))
+        ratios.append(whole / first)
+        print(
+            f"{model}, {method}, {batch} x {length:,}: first search {1000 * first:.0f} ms "
+            f"(1/{whole / first:.0f} of the import), again {1000 * second:.0f} ms (1/{whole / second:.0f})"
+        )
+    print(
+        f"a search of all {len(node_types())} node types takes at most 1/{min(ratios):.0f} of the import, "
+        f"1/{statistics.median(ratios):.0f} in the middle; the target is 1/{TARGET}"
+    )
+
+
+def _printed(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+# what it saves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Prices of one job; None where a choice is not possible: too large, or QLoRA under ZeRO 3. ``published``: the advice's throughput was measured."""
+
+    name: str
+    published: bool
+    ours: float
+    advice: float | None
+    cheapest: float | None
+
+
+def comparisons() -> list[Comparison]:
+    """30 jobs on AWS: 10 with a published run of the advice, 20 that are priced by the model alone."""
+    kinds = [kind for kind in node_types() if kind.cloud is Cloud.AWS]
+    found = [_published(run, kinds) for run in _published_runs()]
+    for number, (model, method) in enumerate(PRICED):
+        for batch, length in ((16, 2048), (64, 1024)) if number % 2 else ((32, 4096), (128, 512)):
+            sought = job(model, method, batch, length)
+            name = f"{model}, {method}, {batch} x {length:,}"
+            advised = advice(sought, kinds)
+            found.append(_compared(name, sought, kinds, None if advised is None else advised.usd, published=False))
+    return found
+
+
+def advice(sought: Job, kinds: Sequence[NodeType]) -> Candidate | None:
+    """ZeRO 3 in bf16 on p4d.24xlarge with checkpointing, offload when it fails, the largest batch that fits."""
+    kind = next(kind for kind in kinds if kind.node_type_id == "p4d.24xlarge")
+    for offload in (Offload.NONE, Offload.OPTIMIZER, Offload.ALL):
+        layout = Layout(zero_stage=3, offload=offload, offload_device=OffloadDevice.CPU, gradient_checkpointing=True)
+        found = _largest(sought, kind, 1, layout)
+        if found is not None:
+            return found
+    return None
+
+
+def cheapest_per_hour(sought: Job, kinds: Sequence[NodeType]) -> Candidate | None:
+    """The node type and number of nodes with the lowest price per hour that fits, with its best settings."""
+    tried = [
+        (cost, kind, nodes)
+        for kind in kinds
+        if kind.launchable and kind.priced()
+        for nodes in range(1, 5)
+        for cost in ((nodes + (nodes > 1)) * kind.usd_per_hour(),)
+    ]
+    for _, kind, nodes in sorted(tried, key=lambda one: (one[0], one[1].node_type_id)):
+        found = search(sought, [kind], Constraints(min_nodes=nodes, max_nodes=nodes), top=1).best
+        if found is not None:
+            return found
+    return None
+
+
+def _largest(sought: Job, kind: NodeType, nodes: int, layout: Layout) -> Candidate | None:
+    ranks = nodes * kind.gpus
+    if sought.effective_batch_size % ranks or layout not in layouts(sought.options.method, alone=False, has_nvme=True):
+        return None
+    room = Room.of(Hardware.of(kind, nodes), Headroom())
+    for size in reversed(micro_batch_sizes(sought.effective_batch_size // ranks)):
+        found = candidate(sought, kind, nodes, layout, size, spot=False)
+        if not need(sought, found.options).shortfalls(room):
+            return found
+    return None
+
+
+def _published_runs() -> list[Run]:
+    """Of eight A100-40GB, as p4d.24xlarge has them, one of each model and length."""
+    rows = {
+        (run.name, run.options.sequence_length): run
+        for run in runs()
+        if run.gpu == "A100-40GB" and run.options.world_size == 8 and run.options.zero_stage == 3
+    }
+    chosen = sorted(rows.items(), key=lambda item: (item[0][1], item[0][0]))
+    return [run for _, run in chosen[:: max(1, len(chosen) // PUBLISHED)]][:PUBLISHED]
+
+
+def _published(run: Run, kinds: Sequence[NodeType]) -> Comparison:
+    options = run.options
+    batch = options.micro_batch_size * options.gradient_accumulation_steps * options.world_size
+    sought = Job(
+        architecture=run.architecture,
+        options=options,
+        tokens=TOKENS,
+        effective_batch_size=batch,
+    )
+    kind = next(kind for kind in kinds if kind.node_type_id == "p4d.24xlarge")
+    tokens = sought.steps * batch * options.sequence_length
+    hours = STARTUP_HOURS + tokens / (run.measured * options.world_size) / 3600
+    name = f"MPT {run.name}, full, {batch} x {options.sequence_length:,}"
+    return _compared(name, sought, kinds, kind.usd_per_hour() * hours, published=True)
+
+
+def _compared(
+    name: str, sought: Job, kinds: Sequence[NodeType], advised: float | None, *, published: bool
+) -> Comparison:
+    ours = search(sought, kinds, top=1).best
+    assert ours is not None, name
+    cheap = cheapest_per_hour(sought, kinds)
+    return Comparison(
+        name=name,
+        published=published,
+        ours=ours.usd,
+        advice=advised,
+        cheapest=None if cheap is None else cheap.usd,
+    )
+
+
+def _prices() -> None:
+    found = comparisons()
+    print(f"price of {len(found)} runs of {TOKENS:,} tokens on AWS, on demand: naive choice / our plan")
+    for one in found:
+        label = "advice from a published run" if one.published else "model-only"
+        print(
+            f"  {one.name}: ours ${one.ours:,.2f}, advice {_ratio(one.advice, one.ours)}, "
+            f"cheapest hour {_ratio(one.cheapest, one.ours)} ({label})"
+        )
+    for name, part in (
+        ("published", [one for one in found if one.published]),
+        ("model-only", [one for one in found if not one.published]),
+    ):
+        _summary(f"ZeRO 3 on p4d, offload when it fails ({name})", [(one.advice, one.ours) for one in part])
+    _summary("the cheapest hour that fits (model-only)", [(one.cheapest, one.ours) for one in found])
+
+
+def _ratio(price: float | None, ours: float) -> str:
+    return "not possible" if price is None else f"{price / ours:.2f}"
+
+
+def _summary(name: str, pairs: Sequence[tuple[float | None, float]]) -> None:
+    ratios = [price / ours for price, ours in pairs if price is not None]
+    better = sum(ratio > 1 + 1e-9 for ratio in ratios)
+    missing = len(pairs) - len(ratios)
+    print(
+        f"{name}: median {statistics.median(ratios):.2f} times our price, lowest {min(ratios):.2f}, "
+        f"highest {max(ratios):.2f}; ours is cheaper in {better} of {len(ratios)}"
+        + (f", {missing} are not possible (too large, or QLoRA with ZeRO 3)" if missing else "")
+    )
