@@ -46,12 +46,19 @@ HELP: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         },
         "Quantization": {
             "double_quant": ("", "Quantize the scales of 4-bit weights too."),
-            "quant_storage": ("NAME", "Type that holds the packed weights; ZeRO 3 can partition bf16 only."),
-            "upcast_unquantized": ("", "Turn embeddings, head and norms into fp32, as PEFT's preparation does."),
+            "quant_storage": (
+                "NAME",
+                "Holds packed weights; unset: uint8, or at ZeRO 3 bf16, the only one partitioned.",
+            ),
+            "upcast_unquantized": (
+                "",
+                "Embeddings, head and norms in fp32, as PEFT prepares them; unset: below ZeRO 3.",
+            ),
+            "quantize_experts": ("", "Quantize experts too; transformers 5 keeps them as bare parameters and cannot."),
         },
         "ZeRO buffers": {
             "reduce_bucket_size": ("N", "Elements; unset: hidden size squared."),
-            "allgather_bucket_size": ("N", "Elements, in stages 1 and 2."),
+            "allgather_bucket_size": ("N", "Elements, in stages 1 and 2; for the throughput."),
             "stage3_prefetch_bucket_size": ("N", "Elements; unset: 0.9 x hidden size squared."),
             "stage3_param_persistence_threshold": ("N", "Elements; unset: 10 x hidden size."),
             "stage3_max_live_parameters": ("N", "Elements."),

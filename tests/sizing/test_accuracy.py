@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deepspeed_provider.sizing.estimate import Fit, estimate  # noqa: E402
+from deepspeed_provider.sizing.overhead import CALIBRATION  # noqa: E402
 
 from benches import accuracy  # noqa: E402
 from benches.measurements import known_to_fit, measurements  # noqa: E402
@@ -39,6 +40,22 @@ def test_every_row_beyond_its_target_is_explained(rows):
     for row in far:
         if row.tier != "A":
             assert any(holds(row) for holds, _ in accuracy.MECHANISMS), row.id
+
+
+def test_the_constants_are_those_that_the_fit_finds(rows):
+    facts = accuracy.calibrated(rows)
+    sources = {fact.source for fact in facts}
+
+    def loss(calibration):
+        per_source = [[fact.error(calibration) for fact in facts if fact.source == source] for source in sources]
+        return statistics.mean(statistics.mean(errors) for errors in per_source)
+
+    assert loss(CALIBRATION) <= loss(accuracy.fit(facts)) + 0.05
+
+
+def test_every_row_is_read_or_said_not_to_be(rows):
+    assert accuracy.unscored() == []
+    assert len(rows) > 100
 
 
 def test_what_ran_is_not_declared_too_large():

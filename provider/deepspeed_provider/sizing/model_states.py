@@ -26,7 +26,7 @@ def weight_parts(weights: Weights, options: TrainingOptions) -> list[Part]:
     """Trained and frozen weights as they lie between steps."""
     gone = options.offloads_parameters
     ranks = options.world_size if options.zero_stage == 3 else 1
-    packed = 1 if options.quant_storage is QuantStorage.UINT8 else ranks
+    packed = 1 if options.storage is QuantStorage.UINT8 else ranks
     # Stages 1 and 2 pad all of them, laid end to end, by less than 2 N elements: not counted.
     trained = zero.partition_elements(weights.trained_sizes, stage=3, ranks=ranks)
     frozen = -(-weights.frozen // ranks)

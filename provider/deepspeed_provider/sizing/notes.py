@@ -40,7 +40,7 @@ def _of_adapters(options: TrainingOptions) -> list[str]:
         found.append(f"DeepSpeed's engine keeps adapters, norms and embeddings in {options.precision.value} too.")
     elif options.adapter_precision is None:
         found.append(f"Adapters are kept in {options.adapters.value}.")
-    if options.method is Method.QLORA and options.upcast_unquantized and not engine_casts(options):
+    if options.method is Method.QLORA and options.upcasts and not engine_casts(options):
         found.append("Embeddings, head and norms are fp32 (prepare_model_for_kbit_training).")
     return found
 
@@ -55,7 +55,7 @@ def warnings(architecture: Architecture, found: Weights, options: TrainingOption
             "The experts are bare parameters in transformers 5: they are not quantised, but kept as embeddings and "
             "norms are."
         )
-    if options.method is Method.QLORA and options.zero_stage == 3 and options.quant_storage is QuantStorage.UINT8:
+    if options.method is Method.QLORA and options.zero_stage == 3 and options.storage is QuantStorage.UINT8:
         warned.append(
             "ZeRO 3 cannot partition 4-bit weights stored as uint8: every GPU holds them all. "
             "quant_storage 'bf16' lets it."

@@ -137,8 +137,9 @@ class TrainingOptions(BaseModel):
     lora_dropout: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1)] = 0.0
     adapter_precision: Annotated[Precision, BeforeValidator(_token)] | None = None
     double_quant: bool = True
-    quant_storage: Annotated[QuantStorage, BeforeValidator(_token)] = QuantStorage.UINT8
-    upcast_unquantized: bool = True
+    quant_storage: Annotated[QuantStorage, BeforeValidator(_token)] | None = None
+    upcast_unquantized: bool | None = None
+    quantize_experts: bool = True
     reduce_bucket_size: Size | None = None
     allgather_bucket_size: Size = 500_000_000
     stage3_prefetch_bucket_size: Size | None = None
@@ -164,6 +165,19 @@ class TrainingOptions(BaseModel):
         if self.adapter_precision is not None:
             return self.adapter_precision
         return Precision.PURE_BF16 if self.precision is Precision.PURE_BF16 else Precision.FP32
+
+    @property
+    def storage(self) -> QuantStorage:
+        """Of packed weights: what is needed at stage 3 for partitioning them, bitsandbytes' own type else."""
+        if self.quant_storage is not None:
+            return self.quant_storage
+        return QuantStorage.BF16 if self.zero_stage == 3 else QuantStorage.UINT8
+
+    @property
+    def upcasts(self) -> bool:
+        """Whether what is not quantised is fp32: PEFT's preparation does that, but partitions of stage 3 take one
+        type only."""
+        return self.zero_stage < 3 if self.upcast_unquantized is None else self.upcast_unquantized
 
     @property
     def overlaps(self) -> bool:

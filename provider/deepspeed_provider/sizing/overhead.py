@@ -38,7 +38,7 @@ class Calibration:
         changing_lengths: where batches are padded to their own longest sequence, each step's logits
             have another size, and the blocks of the steps before do not fit them; share of the
             logits' and the loss's peak.
-        cuda_context_bytes: beside a process's allocator, kernels' code and local memory.
+        cuda_context_bytes: beside a process's allocator: kernels' code, local memory, libraries' own buffers.
         nccl_bytes: communicators' channels and buffers, once there is more than one GPU.
     """
 
@@ -50,11 +50,11 @@ class Calibration:
 
 
 CALIBRATION: Final = Calibration(
-    in_place=Fragmentation(fixed_bytes=500 * MIB, moving_share=0.15),
-    gathered=Fragmentation(fixed_bytes=1000 * MIB, moving_share=0.30),
-    changing_lengths=1.5,
-    cuda_context_bytes=600 * MIB,
-    nccl_bytes=600 * MIB,
+    in_place=Fragmentation(fixed_bytes=375 * MIB, moving_share=0),
+    gathered=Fragmentation(fixed_bytes=1250 * MIB, moving_share=0.2),
+    changing_lengths=2,
+    cuda_context_bytes=975 * MIB,
+    nccl_bytes=1650 * MIB,
 )
 
 

@@ -83,6 +83,6 @@ def quantizable(architecture: Architecture) -> int:
 def unquantized_width(options: TrainingOptions) -> int:
     """PEFT's ``prepare_model_for_kbit_training`` turns embeddings, head, norms and biases into fp32,
     unless an engine turns them back."""
-    if options.method is Method.QLORA and options.upcast_unquantized and not engine_casts(options):
+    if options.method is Method.QLORA and options.upcasts and not engine_casts(options):
         return PRECISIONS[Precision.FP32].weight
     return PRECISIONS[options.precision].weight
