@@ -14,7 +14,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(deepspeed_provider.__file__).parent
 HEAVY = ("torch", "deepspeed", "transformers", "mlflow", "pyspark", "peft", "pandas", "pyarrow", "grpc")
-PURE = ("spec", "planning", "deepspeed_config.generate", "deepspeed_config.check", "errors")
+PURE = (
+    *("spec", "planning", "errors", "deepspeed_config.generate", "deepspeed_config.check"),
+    *("clusters.gpu_plan", "clusters.cluster_body", "clusters.wire"),
+)
 AIRFLOW_SIDE = (
     "provider_info",
     "params",
@@ -61,3 +64,7 @@ def test_the_airflow_side_loads_nothing_heavy(tmp_path: Path) -> None:
 def test_the_pure_core_does_without_airflow(tmp_path: Path) -> None:
     loaded = loaded_by([f"deepspeed_provider.{name}" for name in PURE], tmp_path)
     assert not loaded & {*HEAVY, "airflow", "httpx", "requests"}
+
+
+def test_the_command_line_loads_neither_airflow_nor_anything_heavy(tmp_path: Path) -> None:
+    assert not loaded_by(["deepspeed_provider.cli"], tmp_path) & {*HEAVY, "airflow"}

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_provider.cli_plan import option, refuse
+from deepspeed_provider.cli_plan import option
 from deepspeed_provider.cli_plan_request import asked_cloud, catalogue_of, read_answer
+from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import GIB, print_list
 from deepspeed_provider.cli_request import tried
 from deepspeed_provider.clusters.gpus import GIGA
@@ -47,7 +48,8 @@ def catalog_show(
     try:
         found = _asked(asked)
     except SpecError as error:
-        refuse(error, asked, as_json=as_json)
+        tell(error, asked, as_json=as_json)
+        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps({"node_types": [node_type_as_json(node) for node in found]}, allow_nan=False))
     else:
@@ -66,7 +68,8 @@ def catalog_diff(
     try:
         seen = _seen(file, asked)
     except SpecError as error:
-        refuse(error, {*asked, "workspace_node_types"}, as_json=as_json)
+        tell(error, asked, as_json=as_json)
+        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(_diff_as_json(seen), allow_nan=False))
     else:
@@ -89,7 +92,7 @@ def _asked(asked: dict[str, str | None]) -> list[NodeType]:
 def _seen(file: str, asked: dict[str, str | None]) -> WorkspaceTypes:
     """A workspace is in one cloud: what the others have is nothing that it lacks."""
     problems: list[FieldProblem] = []
-    answer = tried(lambda: read_answer(file, "workspace_node_types"), problems)
+    answer = tried(lambda: read_answer(file, "FILE"), problems)
     node_types = tried(lambda: _asked(asked), problems)
     if problems or answer is None or node_types is None:
         raise SpecError(problems)

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deepspeed_provider.cli_options import flag, with_training_options
+from deepspeed_provider.cli_options import with_training_options
+from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import print_report
 from deepspeed_provider.cli_request import KEYS, Answer, answer
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS
@@ -102,7 +103,7 @@ def estimate(
             raise typer.Exit(0 if good else 1)
         found = answer(values, source)
     except SpecError as error:
-        _tell(error, as_json=as_json)
+        tell(error, (*KEYS, "batch"), as_json=as_json)
         raise typer.Exit(2) from None
     if as_json:
         _print_json(_as_json(found, explain=explain))
@@ -182,20 +183,6 @@ def _unreadable(line: bytes, problem: str) -> SpecError:
     text = line.decode(errors="replace").strip()
     works = 'Write an object such as {"model": "gpt2", "method": "lora"}.'
     return SpecError([FieldProblem(field="line", value=text, problem=problem, suggestion=works)])
-
-
-def _tell(error: SpecError, *, as_json: bool) -> None:
-    """All problems, named as they are typed; also as JSON where a program reads the answer."""
-    content = problems_as_json(error.problems)
-    if as_json:
-        _print_json(content)
-    console = Console(stderr=True, soft_wrap=True)
-    for problem in content["error"]["problems"]:
-        field = problem["field"]
-        name = flag(field) if field in (*KEYS, "batch") else f"In the model's config, {field}"
-        value = "" if problem["value"] is None else f" {problem['value']!r}"
-        text = f"{name}{value}: {problem['problem']}. {problem['suggestion']}".rstrip()
-        console.print(text, style="red", markup=False, highlight=False)
 
 
 def _print_json(content: Mapping[str, Any]) -> None:

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from deepspeed_provider.cli_options import flag, with_training_options
+from deepspeed_provider.cli_options import with_training_options
 from deepspeed_provider.cli_plan_report import print_plan
 from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned
+from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.clusters.job import Constraints
 from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
-from deepspeed_provider.sizing.wire import problems_as_json
 
 WHAT = "What is trained"
 WHERE = "Where it may run"
@@ -96,7 +95,8 @@ def plan(
     try:
         found = planned(asked, ModelSource(fetch=hub_fetch() if download else None))
     except SpecError as error:
-        refuse(error, asked, as_json=as_json)
+        tell(error, asked, as_json=as_json)
+        raise typer.Exit(2) from None
     if as_json:
         content = {"model": found.model, **plan_as_json(found.plan), "assumptions": list(found.assumptions)}
         typer.echo(json.dumps(content, allow_nan=False))
@@ -104,18 +104,3 @@ def plan(
         print_plan(Console(soft_wrap=False), found, show_all=show_all)
     if found.plan.choice.best is None:
         raise typer.Exit(1)
-
-
-def refuse(error: SpecError, asked: Container[str], *, as_json: bool) -> NoReturn:
-    """Tells all problems, named as they are typed; also as JSON where a program reads. Ends with exit status 2."""
-    content = problems_as_json(error.problems)
-    if as_json:
-        typer.echo(json.dumps(content, allow_nan=False))
-    console = Console(stderr=True, soft_wrap=True)
-    for problem in content["error"]["problems"]:
-        field = problem["field"]
-        name = flag(field) if field in asked else field
-        value = "" if problem["value"] is None else f" {problem['value']!r}"
-        text = f"{name}{value}: {problem['problem']}. {problem['suggestion']}".rstrip()
-        console.print(text, style="red", markup=False, highlight=False)
-    raise typer.Exit(2)

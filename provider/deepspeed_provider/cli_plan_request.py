@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from deepspeed_provider.cli_problems import CATALOG_FIELD
 from deepspeed_provider.cli_request import asked_model, asked_options, tried
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
@@ -37,7 +38,7 @@ JOB_OPTIONS: Final = (
 )
 
 T = TypeVar("T")
-Choice = TypeVar("Choice", bound=StrEnum)
+Kind = TypeVar("Kind", bound=StrEnum)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,14 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
 def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
     found = node_types(tier=_chosen(given, "tier", Tier) or Tier.PREMIUM)
-    return with_overrides(found, _rows(given["catalog"])) if "catalog" in given else found
+    if "catalog" not in given:
+        return found
+    rows = _rows(given["catalog"])
+    try:
+        return with_overrides(found, rows)
+    except SpecError as error:
+        named = [dataclasses.replace(one, field=f"{CATALOG_FIELD}{one.field}") for one in error.problems]
+        raise SpecError(named) from None
 
 
 def asked_cloud(given: Mapping[str, Any]) -> Cloud | None:
@@ -105,10 +113,25 @@ def read_answer(file: str, field: str) -> Mapping[str, Any]:
     content = _parsed(_read(file, field), file, field)
     if isinstance(content, list):
         content = {"node_types": content}
+    works = "Save one with `databricks clusters list-node-types --output json`."
     if not isinstance(content, dict) or not isinstance(content.get("node_types"), list):
-        works = "Save one with `databricks clusters list-node-types --output json`."
         raise problem(field, file, "is no answer of list-node-types, which has a list called node_types", works)
+    for number, entry in enumerate(content["node_types"], start=1):
+        if not _is_node_type(entry):
+            raise problem(field, file, f"number {number} of its node_types is not as list-node-types has it", works)
     return content
+
+
+def _is_node_type(entry: Any) -> bool:
+    """As far as it is read."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("node_type_id"), str):
+        return False
+    info = entry.get("node_info")
+    return (
+        isinstance(entry.get("num_gpus"), int | None)
+        and isinstance(info, dict | None)
+        and isinstance((info or {}).get("status"), list | None)
+    )
 
 
 def problem(field: str, value: object, text: str, suggestion: str) -> SpecError:
@@ -192,7 +215,7 @@ def _ids(given: Mapping[str, Any], known: Sequence[NodeType]) -> list[str]:
     return found
 
 
-def _chosen(given: Mapping[str, Any], name: str, kind: type[Choice]) -> Choice | None:
+def _chosen(given: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | None:
     if name not in given:
         return None
     asked = str(given[name]).strip().lower()
@@ -244,8 +267,10 @@ def _rows(file: str) -> list[dict[str, Any]]:
     table = csv.DictReader(text.splitlines(), strict=True)
     try:
         rows: list[dict[str, Any]] = list(table)
+        if not {"cloud", "node_type_id"} <= set(table.fieldnames or ()):
+            raise csv.Error("it has no columns cloud and node_type_id")
     except csv.Error as error:
-        raise problem("catalog", file, f"is no CSV table ({error})", "Begin it with the names of columns.") from None
+        raise problem("catalog", file, f"is no CSV table ({error})", "Begin it with a line of columns.") from None
     for number, row in enumerate(rows, start=1):
         if None in row:
             names = len(table.fieldnames or ())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``deepspeed-provider catalog show`` and ``catalog diff``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from deepspeed_provider.cli import app
+from deepspeed_provider.clusters.node_types import Cloud, node_types
+from typer.testing import CliRunner, Result
+
+
+def run(*words: str, columns: int = 120) -> Result:
+    result = CliRunner().invoke(app, ["catalog", *words], env={"COLUMNS": str(columns)})
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def as_json(*words: str) -> dict:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class TestShow:
+    def test_all_of_it(self):
+        found = as_json("show")["node_types"]
+        assert [one["node_type_id"] for one in found] == [node.node_type_id for node in node_types()]
+        for one in found:
+            assert one["source"]
+            assert one["price_date"]
+            assert one["region"]
+
+    @pytest.mark.parametrize("cloud", Cloud)
+    def test_of_one_cloud(self, cloud):
+        wanted = [node.node_type_id for node in node_types() if node.cloud is cloud]
+        assert [one["node_type_id"] for one in as_json("show", "--cloud", cloud)["node_types"]] == wanted
+
+    def test_with_one_gpu(self):
+        assert {one["gpu"] for one in as_json("show", "--gpu", "a100_80gb")["node_types"]} == {"A100-80GB"}
+
+    @pytest.mark.parametrize("columns", [80, 140])
+    def test_for_a_person(self, columns):
+        said = run("show", columns=columns).output
+        assert all(len(line) <= columns for line in said.splitlines())
+        assert "…" not in said
+        for node in node_types():
+            assert node.node_type_id in said
+        assert "aws, us-east-1, prices of 2026-07-20" in said
+        line = next(line for line in said.splitlines() if "p4d.24xlarge" in line)
+        assert "28.63" in line, "with Databricks' units"
+        assert "retired" in next(line for line in said.splitlines() if "p3.2xlarge" in line)
+
+    def test_the_price_follows_the_tier(self):
+        def price(*words: str) -> float:
+            return as_json("show", *words)["node_types"][0]["usd_per_hour"]
+
+        assert price("--cloud", "aws", "--tier", "enterprise") > price("--cloud", "aws")
+
+    def test_with_rows_of_ones_own(self, tmp_path):
+        file = tmp_path / "mine.json"
+        file.write_text(json.dumps([{"cloud": "aws", "node_type_id": "p4d.24xlarge", "on_demand_usd_per_hour": 1}]))
+        found = {one["node_type_id"]: one for one in as_json("show", "--catalog", str(file))["node_types"]}
+        assert found["p4d.24xlarge"]["on_demand_usd_per_hour"] == 1
+
+    def test_all_problems_at_once(self):
+        result = run("show", "--cloud", "ibm", "--gpu", "A1000", "--tier", "gold")
+        assert result.exit_code == 2
+        for text in ("--cloud 'ibm'", "--gpu 'A1000'", "--tier 'gold'"):
+            assert text in result.stderr
+
+
+class TestDiff:
+    ENTRIES = (
+        {"node_type_id": "p4d.24xlarge", "num_gpus": 8},
+        {"node_type_id": "g5.12xlarge", "num_gpus": 4, "is_deprecated": True},
+        {"node_type_id": "g5.xlarge", "num_gpus": 2},
+        {"node_type_id": "p9.huge", "num_gpus": 8},
+        {"node_type_id": "m5.large", "num_gpus": 0},
+    )
+
+    @pytest.fixture
+    def file(self, tmp_path):
+        file = tmp_path / "types.json"
+        file.write_text(json.dumps({"node_types": self.ENTRIES}))
+        return str(file)
+
+    def test_as_json(self, file):
+        said = as_json("diff", file)
+        assert said["available"] == ["g5.xlarge", "p4d.24xlarge"]
+        assert said["unknown"] == ["p9.huge"]
+        missing = {one["node_type_id"]: one["reason"] for one in said["missing"]}
+        assert missing["g5.12xlarge"] == "deprecated in this workspace"
+        assert missing["p5.48xlarge"] == "not in this workspace"
+        assert "Standard_NC4as_T4_v3" not in missing, "it is a workspace on AWS"
+        assert said["warnings"] == ["g5.xlarge: this workspace counts 2 GPUs, the catalogue 1"]
+
+    def test_of_a_named_cloud(self, file):
+        said = as_json("diff", file, "--cloud", "azure")
+        assert said["available"] == []
+        assert "Standard_NC4as_T4_v3" in {one["node_type_id"] for one in said["missing"]}
+
+    def test_for_a_person(self, file):
+        said = run("diff", file).output
+        assert "- p9.huge" in said
+        assert "- deprecated in this workspace: g5.12xlarge" in said
+        assert "g5.xlarge, p4d.24xlarge" in said
+
+    def test_a_type_is_known_once_it_has_a_row(self, file, tmp_path):
+        row = {"cloud": "aws", "node_type_id": "p9.huge", "gpu": "H200", "gpus": 8, "cores": 96, "ram_gib": 2048}
+        row |= {"network_gbps": 3200, "dbu_per_hour": 90, "on_demand_usd_per_hour": 60, "region": "us-east-1"}
+        mine = tmp_path / "mine.json"
+        mine.write_text(json.dumps([row | {"price_date": "2026-11-30"}]))
+        said = as_json("diff", file, "--catalog", str(mine))
+        assert said["unknown"] == []
+        assert "p9.huge" in said["available"]
+
+    def test_nothing_in_common(self, tmp_path):
+        file = tmp_path / "types.json"
+        file.write_text('{"node_types": []}')
+        assert as_json("diff", str(file))["available"] == []
+        assert run("diff", str(file)).exit_code == 0
+
+    def test_what_is_wrong(self, tmp_path):
+        result = run("diff", str(tmp_path), "--cloud", "ibm")
+        assert result.exit_code == 2
+        assert f"FILE '{tmp_path}': cannot be read" in result.stderr
+        assert "--cloud 'ibm'" in result.stderr
