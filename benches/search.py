@@ -116,7 +116,10 @@ def _printed(script: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Prices of one job; None where a choice is not possible: too large, or QLoRA under ZeRO 3. ``published``: the advice's throughput was measured."""
+    """Prices of one job; None where a choice is not possible: too large, or QLoRA under ZeRO 3.
+
+    ``published``: the throughput of the advice was measured.
+    """
 
     name: str
     published: bool

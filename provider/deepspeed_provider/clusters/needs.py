@@ -49,6 +49,7 @@ class Needs:
         self._layouts: dict[tuple[Layout, int, int], LayoutNeeds] = {}
         self._weights: dict[bool, Weights] = {}
         self._gpus: dict[tuple[object, ...], GpuTotals] = {}
+        self._hosts: dict[tuple[object, ...], int] = {}
         self._activations: dict[tuple[bool, bool, int], tuple[Activations, ...]] = {}
 
     def of(self, hardware: Hardware) -> tuple[LayoutNeeds, ...]:
@@ -89,6 +90,23 @@ class Needs:
             how = mode(self.job.architecture, self.weights(options), sized)
             checkpointing = options.gradient_checkpointing
             found = self._activations[key] = activations(self.job.architecture, how, checkpointing=checkpointing)
+        return found
+
+    def host_bytes(self, options: TrainingOptions, *, accumulates: bool) -> int:
+        """Recomputation happens on the GPU, and micro-batches are small: neither is asked for."""
+        key = (
+            options.zero_stage,
+            options.offload,
+            options.offload_device,
+            options.gpus_per_node,
+            options.nodes,
+            accumulates,
+        )
+        found = self._hosts.get(key)
+        if found is None:
+            if (options.gradient_accumulation_steps > 1) is not accumulates:
+                options = options.model_copy(update={"gradient_accumulation_steps": 2 if accumulates else 1})
+            found = self._hosts[key] = sum(part.bytes for part in host_parts(self.weights(options), options))
         return found
 
 
@@ -169,11 +187,7 @@ class LayoutNeeds:
         accumulates = micro_batch_size < self._per_gpu
         found = self._hosts.get(accumulates)
         if found is None:
-            options = self._options
-            if (options.gradient_accumulation_steps > 1) is not accumulates:
-                options = options.model_copy(update={"gradient_accumulation_steps": 1})
-            parts = host_parts(self._needs.weights(options), options)
-            found = self._hosts[accumulates] = sum(part.bytes for part in parts)
+            found = self._hosts[accumulates] = self._needs.host_bytes(self._options, accumulates=accumulates)
         return found
 
 

@@ -25,7 +25,7 @@ class Pace:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._work: dict[tuple[object, ...], Work] = {}
-        self._least: dict[tuple[Gpu, int], float] = {}
+        self._least: dict[tuple[str, int], float] = {}
         self._gradient_bytes: int | None = None
         self._found: dict[tuple[object, ...], Throughput] = {}
 
@@ -67,7 +67,7 @@ class Pace:
         return ring_seconds(self._gradient_bytes, hardware, CALIBRATION)
 
     def _least_computing(self, gpu: Gpu, world_size: int) -> float:
-        key = (gpu, world_size)
+        key = (gpu.name, world_size)
         found = self._least.get(key)
         if found is None:
             kinds = _kinds(layouts(self._job.options.method, alone=world_size == 1, has_nvme=False))

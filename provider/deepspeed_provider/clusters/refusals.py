@@ -15,20 +15,17 @@ _SUPPORT = {
 
 def refusal(job: Job, node_type: NodeType, constraints: Constraints) -> str | None:
     """One reason in words; None where it may be tried."""
-    for holds, reason in (
-        (not node_type.launchable, _SUPPORT.get(node_type.support, "cannot be launched")),
-        (_elsewhere(node_type, constraints), _place(node_type, constraints)),
-        (_not_asked_for(node_type, constraints), "not among the node types asked for"),
-        (_too_old(node_type, constraints), _generation(node_type, constraints)),
-        (
-            not node_type.priced(spot=constraints.spot),
-            f"no known {'spot' if constraints.spot else 'on-demand'} price",
-        ),
-        (not _divides(job, node_type, constraints), _division(job, node_type, constraints)),
-    ):
-        if holds:
-            return reason
-    return None
+    if not node_type.launchable:
+        return _SUPPORT.get(node_type.support, "cannot be launched")
+    if _elsewhere(node_type, constraints):
+        return _place(node_type, constraints)
+    if _not_asked_for(node_type, constraints):
+        return "not among the node types asked for"
+    if _too_old(node_type, constraints):
+        return _generation(node_type, constraints)
+    if not node_type.priced(spot=constraints.spot):
+        return f"no known {'spot' if constraints.spot else 'on-demand'} price"
+    return None if _divides(job, node_type, constraints) else _division(job, node_type, constraints)
 
 
 def _elsewhere(node_type: NodeType, constraints: Constraints) -> bool:

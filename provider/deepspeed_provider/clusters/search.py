@@ -9,6 +9,7 @@ against a search that knows none of this.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,8 +164,7 @@ class _Search:
         ]
 
     def _show(self, found: Candidate) -> None:
-        self.table.append(found)
-        self.table.sort(key=self._rank)
+        insort(self.table, found, key=self._rank)
         for dropped in self.table[self.top :]:
             self.reasons.setdefault(dropped.node_type, self._worse(dropped))
         del self.table[self.top :]

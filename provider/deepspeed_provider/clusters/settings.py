@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from deepspeed_provider.clusters.gpus import Gpu
 from deepspeed_provider.clusters.job import Job
@@ -21,7 +21,7 @@ class Layout:
     offload_device: OffloadDevice
     gradient_checkpointing: bool
 
-    @property
+    @cached_property
     def burden(self) -> tuple[int, int, int, bool]:
         """Smaller is simpler: less offload, a lower stage, no recomputation."""
         order = list(Offload).index(self.offload)
@@ -45,10 +45,11 @@ _TOGETHER = (
 
 @lru_cache(maxsize=64)
 def layouts(method: Method, *, alone: bool, has_nvme: bool) -> tuple[Layout, ...]:
-    """All layouts for one GPU (``alone``) or several. QLoRA's 4-bit weights do not go with stage 3."""
+    """All layouts for one GPU (``alone``) or several. QLoRA's 4-bit weights do not go with stage 3, and without
+    ZeRO adapters stay in fp32, which takes more time and memory than stage 1."""
     found = []
     for stage, offload in _ALONE if alone else _TOGETHER:
-        if method is Method.QLORA and stage == 3:
+        if (method is Method.QLORA and stage == 3) or (method is not Method.FULL and stage == 0):
             continue
         devices = [OffloadDevice.CPU]
         if offload is not Offload.NONE and stage == 3 and has_nvme:

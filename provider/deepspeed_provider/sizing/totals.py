@@ -54,7 +54,10 @@ class GpuTotals:
     """Bytes on the fullest GPU under options that differ in micro-batch size and accumulation only."""
 
     def __init__(self, architecture: Architecture, weights: Weights, options: TrainingOptions) -> None:
-        self._weights, self._options = weights, options
+        self._weights = weights
+        self._once, self._summed = (
+            options.model_copy(update={"gradient_accumulation_steps": steps}) for steps in (1, 2)
+        )
         resident = _sum(model_states.weight_parts(weights, options)) + CUBLAS_WORKSPACE_BYTES
         resident += _sum(model_states.optimizer_parts(weights, options))
         buffers = model_states.zero_buffers(architecture, weights, options)
@@ -80,7 +83,7 @@ class GpuTotals:
 
     def total_bytes(self, found: Iterable[Activations], *, accumulates: bool) -> int:
         """With a micro-batch's activations, and with gradients of several micro-batches added up or not."""
-        in_place = self._options.zero_stage < 2 and not accumulates
+        in_place = self._once.zero_stage < 2 and not accumulates
         held = self._between_passes
         for moment in found:
             flight = moment.beyond_kept_gradients if in_place else moment.gradient_in_flight
@@ -94,10 +97,8 @@ class GpuTotals:
         key = (moment.gradients_done, moment.any_reduced, accumulates)
         found = self._kept.get(key)
         if found is None:
-            options = self._options.model_copy(update={"gradient_accumulation_steps": 2 if accumulates else 1})
-            part = model_states.kept_gradients(
-                self._weights, options, made=moment.gradients_done, reduced=moment.any_reduced
-            )
+            options, reduced = self._summed if accumulates else self._once, moment.any_reduced
+            part = model_states.kept_gradients(self._weights, options, made=moment.gradients_done, reduced=reduced)
             found = self._kept[key] = part.bytes
         return found
 
