@@ -35,6 +35,7 @@ def print_plan(console: Console, found: Planned, *, show_all: bool) -> None:
     console.print(Text(_job(plan)))
     if plan.choice.best is not None:
         console.print(_candidates(plan, console.width))
+        console.print(Text(_chosen(plan.choice.best), style="bold"))
         console.print(_memory(plan.choice.best))
     else:
         _print_miss(console, plan)
@@ -90,7 +91,7 @@ def _row(found: Candidate, *, wide: bool) -> list[str | Text]:
 
 
 def _bare_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _settings(found: Candidate) -> str:
@@ -98,13 +99,20 @@ def _settings(found: Candidate) -> str:
     moved = "" if options.offload is Offload.NONE else f", {options.offload} on {options.offload_device}"
     recomputed = ", checkpointing" if options.gradient_checkpointing else ""
     batch = f"{options.micro_batch_size} x {options.gradient_accumulation_steps}"
-    return f"{options.precision}, ZeRO {options.zero_stage}{moved}{recomputed}, batch {batch}"
+    return f"{options.precision}, ZeRO {options.zero_stage}{moved}{recomputed}, micro-batch {batch}"
+
+
+def _chosen(found: Candidate) -> str:
+    speed, node_type = found.throughput, found.node_type
+    return (
+        f"Chosen: {node_type.node_type_id}, {speed.tokens_per_second:,.0f} tokens/s "
+        f"({speed.mfu:.0%} of the peak, bound by {speed.bound_by}). It fills"
+    )
 
 
 def _memory(found: Candidate) -> Table:
     memory, node_type = found.memory, found.node_type
-    speed = f"{found.throughput.tokens_per_second:,.0f} tokens/s, bound by {found.throughput.bound_by}"
-    table = _bare_table(f"Chosen: {node_type.node_type_id}, {speed}; it fills")
+    table = _bare_table("")
     table.add_column("Memory")
     table.add_column("GiB", justify="right")
     table.add_column("of", justify="right")
@@ -133,7 +141,7 @@ def _print_miss(console: Console, plan: GpuPlan) -> None:
 
 
 def _print_refused(console: Console, plan: GpuPlan, *, show_all: bool) -> None:
-    lines = [(one.node_type_id, one.reason) for one in plan.refused] if show_all else _grouped(plan.refused)
+    lines = [(one.node_type_id, one.reason) for one in plan.refused] if show_all else _grouped(_near_first(plan))
     if not lines:
         return
     console.print(Text(f"\nNot chosen: {len(plan.refused)} node types", style="bold"))
@@ -144,6 +152,12 @@ def _print_refused(console: Console, plan: GpuPlan, *, show_all: bool) -> None:
         console.print(Text(f"- and {len(lines) - len(shown)} reasons more", style="dim"))
     if not show_all:
         console.print(Text("--all shows each type with its own reason.", style="dim"))
+
+
+def _near_first(plan: GpuPlan) -> list[Refused]:
+    """Other clouds' types last."""
+    clouds = plan.constraints.clouds
+    return sorted(plan.refused, key=lambda one: bool(clouds) and one.cloud not in clouds)
 
 
 def _grouped(refused: Iterable[Refused]) -> list[tuple[str, str]]:

@@ -131,5 +131,5 @@ def _warnings(best: Candidate) -> list[str]:
         found.append(f"The script {LIBAIO_SCRIPT_NAME} must lie in the script folder before the cluster starts.")
     if best.options.method is not Method.FULL:
         packages = "peft and bitsandbytes" if best.options.method is Method.QLORA else "peft"
-        found.append(f"No runtime of Databricks holds {packages}: the task has to install them.")
+        found.append(f"No runtime of Databricks holds {packages}, which the task has to install.")
     return found
