@@ -33,6 +33,16 @@ def test_one_object_gives_the_total_of_every_micro_batch(training, micro_batch_s
 
 
 @thorough
+@given(trainings())
+def test_checkpointing_leaves_the_states_as_they_are(training):
+    name, options = training
+    other = otherwise(options, gradient_checkpointing=not options.gradient_checkpointing)
+    found = weights(model(name), options)
+    twin = GpuTotals(model(name), found, options)
+    assert total(name, other, GpuTotals(model(name), found, other, twin)) == estimate(name, other).gpu.total_bytes
+
+
+@thorough
 @given(trainings(gradient_accumulation_steps=2), st.integers(2, 4))
 def test_memory_never_falls_when_the_micro_batch_grows(training, times):
     name, options = training

@@ -77,9 +77,11 @@ class Needs:
 
     def gpu(self, options: TrainingOptions) -> GpuTotals:
         """One serves all micro-batches, devices of offload and ways to spread the same GPUs over nodes."""
-        key = (options.zero_stage, options.offload, options.gradient_checkpointing, options.world_size)
+        states = (options.zero_stage, options.offload, options.world_size)
+        key = (*states, options.gradient_checkpointing)
         if key not in self._gpus:
-            self._gpus[key] = GpuTotals(self.job.architecture, self.weights(options), options)
+            twin = self._gpus.get((*states, not options.gradient_checkpointing))
+            self._gpus[key] = GpuTotals(self.job.architecture, self.weights(options), options, twin)
         return self._gpus[key]
 
     def activations(self, options: TrainingOptions, micro_batch_size: int) -> tuple[Activations, ...]:
@@ -159,15 +161,17 @@ class LayoutNeeds:
                 high = middle
         return smaller[low - 1] if low else None
 
-    def misses_by_less(self, room: Room, than: float) -> tuple[int, int] | None:
-        """(bytes that are missing of the scarcest resource at best, with which micro-batch), where that is less."""
+    def misses_by(self, room: Room, most: float) -> tuple[int, int] | None:
+        """(bytes that are missing of the scarcest resource at best, with which micro-batch), if not above ``most``."""
         found = None
+        if self._totals.least_bytes - room.gpu_bytes > most:
+            return None
         for size in {1, self._per_gpu}:
             missing = self._gpu_bytes(size) - room.gpu_bytes
-            if missing < than:
+            if missing <= most:
                 missing = max(missing, self._host_bytes(size) - room.host_bytes, self._nvme - room.nvme_bytes)
-                if missing < than:
-                    found, than = (missing, size), missing
+                if missing <= most:
+                    found, most = (missing, size), missing
         return found
 
     def _fits(self, micro_batch_size: int, room: Room) -> bool:
@@ -208,8 +212,9 @@ def fitting(needs: Needs, hardware: Hardware, room: Room) -> Iterator[tuple[Layo
 def nearest(needs: Needs, hardware: Hardware, room: Room) -> Shortage | None:
     """Of all layouts the one that misses least; None where one fits."""
     least, closest = inf, None
-    for of_layout in needs.of(hardware):
-        found = of_layout.misses_by_less(room, least)
+    # The last are the lightest; of equal ones the simplest stays.
+    for of_layout in reversed(needs.of(hardware)):
+        found = of_layout.misses_by(room, least)
         if found is not None:
             least, closest = found[0], (of_layout, found[1])
     if closest is None or least <= 0:

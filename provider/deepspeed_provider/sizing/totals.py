@@ -53,28 +53,32 @@ def activations(architecture: Architecture, how: Mode, *, checkpointing: bool) -
 class GpuTotals:
     """Bytes on the fullest GPU under options that differ in micro-batch size and accumulation only."""
 
-    def __init__(self, architecture: Architecture, weights: Weights, options: TrainingOptions) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        options: TrainingOptions,
+        twin: GpuTotals | None = None,
+    ) -> None:
+        """``twin``: of options that differ in checkpointing only, which leaves the model states as they are."""
         self._weights = weights
         self._once, self._summed = (
             options.model_copy(update={"gradient_accumulation_steps": steps}) for steps in (1, 2)
         )
-        resident = _sum(model_states.weight_parts(weights, options)) + CUBLAS_WORKSPACE_BYTES
-        resident += _sum(model_states.optimizer_parts(weights, options))
+        if twin is None:
+            self._resident = _resident(weights, options)
+            self._between_passes = self._resident + _between_passes(architecture, weights, options)
+            self._kept: dict[tuple[float, bool, bool], int] = {}
+        else:
+            self._resident, self._between_passes, self._kept = twin._resident, twin._between_passes, twin._kept
         buffers = model_states.zero_buffers(architecture, weights, options)
         step = overhead_step(buffers, options)
-        self._standing = resident + _sum(buffers)
+        self._standing = self._resident + _sum(buffers)
         self._gathered = step.moving_bytes
         self._kind = CALIBRATION.gathered if step.gathers else CALIBRATION.in_place
         self._changing = CALIBRATION.changing_lengths if step.lengths_change else 0
         found = overhead(step)
         self._beside = found.cuda_context + found.nccl
-        self._kept: dict[tuple[float, bool, bool], int] = {}
-        others = [model_states.step(architecture, weights, options)]
-        if options.zero_stage < 2 and options.world_size > 1:
-            others.append(model_states.reduction(architecture, weights, options))
-        if options.zero_stage:
-            others.append(model_states.norm(architecture, weights, options))
-        self._between_passes = max(resident + _sum(parts) + _fragmentation(parts, options) for parts in others)
 
     @property
     def least_bytes(self) -> int:
@@ -101,6 +105,21 @@ class GpuTotals:
             part = model_states.kept_gradients(self._weights, options, made=moment.gradients_done, reduced=reduced)
             found = self._kept[key] = part.bytes
         return found
+
+
+def _resident(weights: Weights, options: TrainingOptions) -> int:
+    parts = [*model_states.weight_parts(weights, options), *model_states.optimizer_parts(weights, options)]
+    return _sum(parts) + CUBLAS_WORKSPACE_BYTES
+
+
+def _between_passes(architecture: Architecture, weights: Weights, options: TrainingOptions) -> int:
+    """The most that is held beside what is resident, with fragmentation, when no pass runs."""
+    found = [model_states.step(architecture, weights, options)]
+    if options.zero_stage < 2 and options.world_size > 1:
+        found.append(model_states.reduction(architecture, weights, options))
+    if options.zero_stage:
+        found.append(model_states.norm(architecture, weights, options))
+    return max(_sum(parts) + _fragmentation(parts, options) for parts in found)
 
 
 def _sum(parts: Iterable[Part]) -> int:
