@@ -102,6 +102,13 @@ class TestJson:
         found = as_json(*SEVEN_B, "--top", "50", *words)["candidates"]
         assert {one["node_type_id"] for one in found} == ids
 
+    @pytest.mark.parametrize("words", [["--min-compute-capability", "8"], ["--attention", "flash"]])
+    def test_old_gpus_are_refused(self, words):
+        said = as_json("--model", "gpt2", "--tokens", "1M", "--sequence-length", "512", *words, "--cloud", "aws")
+        assert not {"T4", "V100-16GB"} & {one["gpu"] for one in said["candidates"]}
+        reasons = {one["node_type_id"]: one["reason"] for one in said["rejected"]}
+        assert reasons["g4dn.xlarge"].startswith("T4 has compute capability 7.5")
+
     def test_top(self):
         assert len(as_json(*SEVEN_B, "--top", "3")["candidates"]) == 3
 
@@ -260,13 +267,14 @@ WRONG = {
             *["--model", "gpt-2-large", "--method", "loar", "--tokens", "x", "--cloud", "ibm", "--max-nodes", "0"],
             *["--objective", "speed", "--max-usd-per-hour", "nan", "--budget-usd", "-1", "--deadline-hours", "soon"],
             *["--effective-batch-size", "1.5", "--top", "0", "--tier", "gold", "--sequence-length", "0"],
+            *["--min-compute-capability", "new"],
             *["--catalog", "/no/such/file", "--workspace-node-types", "/no/such/file"],
         ],
         [
             *["--model 'gpt-2-large'", "--method 'loar'", "--tokens 'x'", "--cloud 'ibm'", "--max-nodes '0'"],
             *["--objective 'speed'", "--max-usd-per-hour 'nan'", "--budget-usd '-1'", "--deadline-hours 'soon'"],
             *["--effective-batch-size '1.5'", "--top '0'", "--sequence-length '0'"],
-            *["--tier 'gold'", "--workspace-node-types '/no/such/file'"],
+            *["--min-compute-capability 'new'", "--tier 'gold'", "--workspace-node-types '/no/such/file'"],
         ],
     ),
     "a file that is none": ([*SEVEN_B, "--catalog", "/"], ["--catalog '/': cannot be read (Is a directory)"]),

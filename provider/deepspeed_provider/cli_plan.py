@@ -47,6 +47,9 @@ def plan(
     node_type: Annotated[
         list[str] | None, option("ID", "Only this type, or those that begin so (p4d); may be repeated.", WHERE)
     ] = None,
+    min_compute_capability: Annotated[
+        str | None, option("N.N", "Of the GPUs: 8.0 is Ampere, the first with bf16.", WHERE)
+    ] = None,
     max_nodes: Annotated[
         str | None, option("N", f"Nodes that train. (default: {Constraints().max_nodes})", WHERE)
     ] = None,
@@ -80,6 +83,7 @@ def plan(
         "cloud": cloud,
         "region": region,
         "node_type": node_type or None,
+        "min_compute_capability": min_compute_capability,
         "max_nodes": max_nodes,
         "spot": spot,
         "tier": tier,

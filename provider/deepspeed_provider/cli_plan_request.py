@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -174,6 +175,7 @@ def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None)
     usd_per_hour = tried(lambda: _positive(given, "max_usd_per_hour"), problems)
     budget_usd = tried(lambda: _positive(given, "budget_usd"), problems)
     deadline_hours = tried(lambda: _positive(given, "deadline_hours"), problems)
+    capability = tried(lambda: _capability(given), problems)
     if problems or most is None:
         raise SpecError(problems)
     return Constraints(
@@ -182,10 +184,21 @@ def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None)
         node_type_ids=frozenset(ids or ()),
         max_nodes=most,
         spot=bool(given.get("spot")),
+        min_compute_capability=capability,
         max_usd_per_hour=usd_per_hour,
         budget_usd=budget_usd,
         deadline_hours=deadline_hours,
     )
+
+
+def _capability(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    name = "min_compute_capability"
+    if name not in given:
+        return None
+    match = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]))?", str(given[name]).strip())
+    if match is None:
+        raise problem(name, given[name], "is no compute capability", "Use 8.0 for Ampere and later, with bf16.")
+    return int(match[1]), int(match[2] or 0)
 
 
 def _region(given: Mapping[str, Any], known: Sequence[NodeType]) -> str | None:

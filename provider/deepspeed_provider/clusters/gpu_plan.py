@@ -20,7 +20,10 @@ from deepspeed_provider.clusters.node_type import Cloud, NodeType
 from deepspeed_provider.clusters.node_types import restricted
 from deepspeed_provider.clusters.search import Choice, search, what_would_fit
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
-from deepspeed_provider.sizing.options import Method
+from deepspeed_provider.sizing.options import Attention, Method
+
+# Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
+FLASH_COMPUTE_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ def gpu_plan(
     Raises :class:`SpecError` for LoRA targets that the model does not have, and for what is no such answer.
     """
     job = replace(job, options=with_buckets(job.architecture, job.options))
+    constraints = _with_kernels(job, constraints)
     listed = tuple(node_types)
     available, missing, warnings = _available(listed, workspace)
     choice = search(job, available, constraints, objective, top)
@@ -96,6 +100,14 @@ def gpu_plan(
         assumptions=tuple(dict.fromkeys((*choice.assumptions, *(best.memory.assumptions if best else ())))),
         warnings=tuple(dict.fromkeys((*warnings, *choice.warnings))),
     )
+
+
+def _with_kernels(job: Job, constraints: Constraints) -> Constraints:
+    """Flash attention's kernels are for Ampere and later."""
+    if job.options.attention is not Attention.FLASH:
+        return constraints
+    least = max(FLASH_COMPUTE_CAPABILITY, constraints.min_compute_capability or FLASH_COMPUTE_CAPABILITY)
+    return replace(constraints, min_compute_capability=least)
 
 
 def _available(
