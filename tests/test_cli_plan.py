@@ -134,6 +134,10 @@ WRONG_TABLES = {
         b"cloud,node_type_id,on_demand_usd_per_hour\naws,p4d.24xlarge,-1\n",
         "In --catalog, p4d.24xlarge.on_demand_usd_per_hour '-1'",
     ),
+    "a number that is none": (
+        b'[{"cloud": "aws", "node_type_id": "p4d.24xlarge", "nvme_gb": 1e308, "gpus": 1e30}]',
+        "In --catalog, p4d.24xlarge.nvme_gb 1e+308",
+    ),
     "a bad value": (b'[{"cloud": ["aws"], "node_type_id": {}}]', "In --catalog"),
 }
 

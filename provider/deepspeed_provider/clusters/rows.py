@@ -16,6 +16,8 @@ from deepspeed_provider.clusters.prices import usd_per_dbu
 from deepspeed_provider.errors import FieldProblem, SpecError
 
 BYTES_PER_GBIT: Final = GIGA / 8
+# Far beyond all machines there are, and within what numbers can hold in bytes.
+LARGEST: Final = 10**9
 
 
 def _lower(value: Any) -> Any:
@@ -26,9 +28,9 @@ def _names(value: Any) -> Any:
     return tuple(name for name in value.split("|") if name) if isinstance(value, str) else value
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class _Row(BaseModel):
