@@ -128,6 +128,7 @@ class LayoutNeeds:
             micro_batch_size=1,
         )
         self._totals = needs.gpu(self._options)
+        self.least_gpu_bytes = self._totals.least_bytes
         self._nvme = 0
         if layout.offload_device is OffloadDevice.NVME:
             self._nvme = sum(part.bytes for part in nvme_parts(needs.weights(self._options), self._options))
@@ -147,7 +148,7 @@ class LayoutNeeds:
 
         Memory grows with the micro-batch, except that the whole batch at once accumulates nothing.
         """
-        if self._totals.least_bytes > room.gpu_bytes or self._nvme > room.nvme_bytes:
+        if self._nvme > room.nvme_bytes:
             return None
         *smaller, whole = micro_batch_sizes(self._per_gpu)
         if self._fits(whole, room):
@@ -164,7 +165,7 @@ class LayoutNeeds:
     def misses_by(self, room: Room, most: float) -> tuple[int, int] | None:
         """(bytes that are missing of the scarcest resource at best, with which micro-batch), if not above ``most``."""
         found = None
-        if self._totals.least_bytes - room.gpu_bytes > most:
+        if self.least_gpu_bytes - room.gpu_bytes > most:
             return None
         for size in {1, self._per_gpu}:
             missing = self._gpu_bytes(size) - room.gpu_bytes
@@ -199,6 +200,8 @@ def fitting(needs: Needs, hardware: Hardware, room: Room) -> Iterator[tuple[Layo
     """Each layout that fits, with its largest micro-batch; recomputation only where it makes that larger."""
     without: dict[Layout, int] = {}
     for of_layout in needs.of(hardware):
+        if of_layout.least_gpu_bytes > room.gpu_bytes:
+            continue
         layout, size = of_layout.layout, of_layout.largest_that_fits(room)
         if size is None:
             continue

@@ -144,24 +144,37 @@ class _Search:
         if broken:
             self.reasons.setdefault(node_type, f"{_nodes(bound.nodes)} at best: {broken[0]}")
             return
-        if len(self.table) >= self.top and bound.goal(self.objective) > self.table[-1].goal(self.objective):
+        if self._full() and self._above(bound, self.table[-1]):
             self.reasons.setdefault(node_type, self._worse(bound))
             return
-        found = self._fitting(bound)
-        allowed = [one for one in found if not one.broken_limits(self.constraints)]
-        if allowed:
-            self._show(min(allowed, key=self._rank))
-        elif found:
-            best = min(found, key=self._rank)
-            self.reasons.setdefault(node_type, f"{_nodes(bound.nodes)}: {best.broken_limits(self.constraints)[0]}")
+        best, reason = self._best(bound)
+        if best is not None:
+            self._show(best)
+        elif reason is not None:
+            self.reasons.setdefault(node_type, reason)
 
-    def _fitting(self, bound: _Bound) -> list[Candidate]:
-        """Each layout that fits, with its largest micro-batch."""
+    def _best(self, bound: _Bound) -> tuple[Candidate | None, str | None]:
+        """(the best settings that fit and keep the limits, why those that fit are none of it)."""
         room = Room.of(bound.hardware, self.constraints.headroom)
-        return [
-            candidate(self.job, bound.node_type, bound.nodes, layout, size, spot=bound.spot, pace=self.pace)
-            for layout, size in fitting(self.needs, bound.hardware, room)
-        ]
+        best, reason = None, None
+        for layout, size in fitting(self.needs, bound.hardware, room):
+            least = replace(bound, least_seconds_per_step=self.pace.least_seconds_of(layout, size, bound.hardware))
+            if self._full() and self._above(least, self.table[-1]):
+                reason = reason or self._worse(least)
+            elif best is None or not self._above(least, best):
+                found = candidate(self.job, bound.node_type, bound.nodes, layout, size, spot=bound.spot, pace=self.pace)
+                broken = found.broken_limits(self.constraints)
+                if broken:
+                    reason = reason or f"{_nodes(bound.nodes)}: {broken[0]}"
+                elif best is None or self._rank(found) < self._rank(best):
+                    best = found
+        return best, reason
+
+    def _full(self) -> bool:
+        return len(self.table) >= self.top
+
+    def _above(self, found: Priced, other: Priced) -> bool:
+        return found.goal(self.objective) > other.goal(self.objective)
 
     def _show(self, found: Candidate) -> None:
         insort(self.table, found, key=self._rank)
