@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from databricks.sdk.service import compute
 from deepspeed_provider.clusters.candidate import Candidate, candidate
 from deepspeed_provider.clusters.cluster_body import (
     LIBAIO_SCRIPT,
@@ -93,7 +94,6 @@ def test_no_snapshot_is_left_over():
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_api_knows_every_field(name):
     """Databricks' own classes drop what they do not know, and refuse values outside their enumerations."""
-    compute = pytest.importorskip("databricks.sdk.service.compute")
     body = cluster_body(*SHAPES[name])
     assert compute.ClusterSpec.from_dict(body).as_dict() == body
 

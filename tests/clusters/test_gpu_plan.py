@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from databricks.sdk.service import compute
 from deepspeed_provider.clusters.engine_settings import engine_settings, with_buckets
 from deepspeed_provider.clusters.gpu_plan import gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
@@ -15,7 +16,9 @@ from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
-from deepspeed_provider.sizing.options import Method, parse_options
+from deepspeed_provider.sizing.options import Attention, Method, Optimizer, QuantStorage, parse_options
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 JOBS = {
     "small, full": ("gpt2", {}, 10**8),
@@ -145,3 +148,52 @@ def test_buckets_never_exceed_what_is_trained(method):
     assert options.reduce_bucket_size == options.allgather_bucket_size
     assert options.reduce_bucket_size <= 4096 * 4096
     assert (options.reduce_bucket_size < 4096 * 4096) == (method is not Method.FULL)
+
+
+IDS = tuple(node.node_type_id for node in node_types())
+OPTIONS = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(Method),
+        "optimizer": st.sampled_from(Optimizer),
+        "sequence_length": st.sampled_from([512, 2048, 8192]),
+        "attention": st.sampled_from(Attention),
+        "lora_rank": st.sampled_from([1, 64]),
+        "quant_storage": st.sampled_from(QuantStorage),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=st.sampled_from([model for model, *_ in JOBS.values()]),
+    options=OPTIONS,
+    batch=st.sampled_from([8, 64, 96, 512]),
+    ids=st.sets(st.sampled_from(IDS), min_size=1, max_size=6),
+    max_nodes=st.sampled_from([1, 4, 8]),
+    objective=st.sampled_from(Objective),
+    spot=st.booleans(),
+)
+def test_whatever_is_chosen_fits_is_accepted_and_can_be_asked_for(
+    model, options, batch, ids, max_nodes, objective, spot
+):
+    limits = Constraints(node_type_ids=frozenset(ids), max_nodes=max_nodes, spot=spot)
+    plan = gpu_plan(job(model, options, batch=batch), node_types(), limits, objective=objective, top=1)
+    best = plan.choice.best
+    if best is None:
+        assert plan.cluster is plan.deepspeed_config is None
+        return
+    memory, room = best.memory, limits.headroom
+    assert memory.gpu.total_bytes <= best.node_type.gpu.memory_bytes * (1 - room.gpu)
+    assert memory.host.total_bytes <= best.node_type.ram_bytes * (1 - room.host)
+    assert memory.nvme.total_bytes <= best.node_type.nvme_bytes * (1 - room.nvme)
+    facts = Facts(
+        world_size=best.options.world_size,
+        method=best.options.method,
+        use_gpu=True,
+        bf16=best.node_type.gpu.bf16,
+        has_disk=best.node_type.nvme_bytes > 0,
+        has_libaio="init_scripts" in plan.cluster,
+        trained_parameters=memory.parameters.trainable,
+    )
+    assert check(plan.deepspeed_config, facts) == []
+    assert compute.ClusterSpec.from_dict(plan.cluster).as_dict() == plan.cluster
