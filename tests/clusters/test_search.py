@@ -205,3 +205,25 @@ def test_the_table_says_what_it_rests_on() -> None:
         assert text in said
     if any(one.node_type.poor_network for one in found.candidates):
         assert any("advised against" in warning for warning in found.warnings)
+
+
+def test_rows_with_doubtful_numbers_are_named() -> None:
+    ids = frozenset({"Standard_NC8as_T4_v3", "gr6.4xlarge"})
+    found = search(_job(method="qlora"), node_types(), Constraints(node_type_ids=ids, max_nodes=2))
+    assert {one.node_type.node_type_id for one in found.candidates} == ids
+    warnings = " ".join(found.warnings)
+    assert "gr6.4xlarge: known to Databricks only from its DBU table." in warnings
+    assert "gr6.4xlarge: how much of its peak the GPU reaches is assumed" in warnings
+    assert ("Standard_NC8as_T4_v3: training over several nodes" in warnings) is any(
+        one.nodes > 1 and one.node_type.poor_network for one in found.candidates
+    )
+
+
+def test_a_network_that_is_assumed_is_named_only_where_it_is_used() -> None:
+    (kind,) = [kind for kind in node_types() if kind.node_type_id == "g5.12xlarge"]
+    doubted = replace(kind, notes="network not sourced: 10 Gbps assumed", poor_network=True)
+    one, two = (search(_job(), [doubted], Constraints(min_nodes=nodes, max_nodes=nodes)) for nodes in (1, 2))
+    assert not any("bandwidth is assumed" in warning for warning in one.warnings)
+    assert any("bandwidth is assumed" in warning for warning in two.warnings)
+    assert any("advised against" in warning for warning in two.warnings)
+    assert any("1.25 times slower" in said for said in two.assumptions)

@@ -176,9 +176,10 @@ class LayoutNeeds:
         return found
 
     def _fits(self, micro_batch_size: int, room: Room) -> bool:
-        if self._gpu_bytes(micro_batch_size) > room.gpu_bytes:
+        # The host first: it is the same for all micro-batches that are accumulated.
+        if self._host_bytes(micro_batch_size) > room.host_bytes:
             return False
-        return self._host_bytes(micro_batch_size) <= room.host_bytes
+        return self._gpu_bytes(micro_batch_size) <= room.gpu_bytes
 
     def _gpu_bytes(self, micro_batch_size: int) -> int:
         found = self._gpu.get(micro_batch_size)
