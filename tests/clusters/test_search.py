@@ -188,7 +188,33 @@ def test_what_fits_nowhere_says_how_close_it_came_and_what_would_help() -> None:
     assert miss.missing_bytes > 0
     at_best = {one.node_type.node_type_id: one.reason for one in found.rejections}
     assert at_best[miss.node_type.node_type_id] == str(miss)
-    assert "method qlora" in what_would_fit(job, kinds, Constraints(max_nodes=1))
+    helps = what_would_fit(job, kinds, Constraints(max_nodes=1))
+    assert any(said.startswith("method qlora (g5.2xlarge x 1: $") for said in helps)
+
+
+def test_what_a_budget_would_have_to_be_is_said() -> None:
+    limits = Constraints(budget_usd=0.5)
+    assert search(_job(), node_types(), limits).best is None
+    best = search(_job(), node_types()).best
+    assert best is not None
+    said = f"no limits on price and time ({best.node_type.node_type_id} x {best.nodes}: ${best.usd:,.2f}, "
+    assert any(text.startswith(said) for text in what_would_fit(_job(), node_types(), limits))
+
+
+def test_a_batch_that_would_divide_is_said() -> None:
+    kinds = [kind for kind in node_types() if kind.node_type_id == "p4d.24xlarge"]
+    odd = replace(_job(), effective_batch_size=30)
+    assert search(odd, kinds).best is None
+    assert any(text.startswith("an effective batch size of 32 (") for text in what_would_fit(odd, kinds, Constraints()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reasons_speak_of_the_table_that_is_shown(seed: int) -> None:
+    chance = random.Random(seed)
+    found = search(random_job(chance), random_catalogue(chance), top=3)
+    for one in found.rejections:
+        if "rows shown" in one.reason:
+            assert f"(up to ${found.candidates[-1].usd:,.2f})" in one.reason
 
 
 def test_the_table_says_what_it_rests_on() -> None:

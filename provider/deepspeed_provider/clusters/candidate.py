@@ -62,11 +62,7 @@ class Need:
 
 def need(job: Job, options: TrainingOptions) -> Need:
     """Of a job with these options, from the whole estimate."""
-    return need_of(estimate(job.architecture, options))
-
-
-def need_of(memory: MemoryEstimate) -> Need:
-    """The totals of an estimate."""
+    memory = estimate(job.architecture, options)
     return Need(
         gpu_bytes=memory.gpu.total_bytes, host_bytes=memory.host.total_bytes, nvme_bytes=memory.nvme.total_bytes
     )

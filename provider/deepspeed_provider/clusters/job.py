@@ -60,7 +60,6 @@ class Constraints:
         min_nodes, max_nodes: workers; the driver of a cluster of several is not among them.
         max_usd_per_hour: of the whole cluster, driver included.
         spot: price spot machines.
-        fixed_usd_per_hour: for hardware that is there already: what an hour of it costs, driver included.
     """
 
     clouds: frozenset[Cloud] = frozenset()

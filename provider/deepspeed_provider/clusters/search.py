@@ -91,7 +91,8 @@ class _Search:
         self.job, self.constraints, self.objective, self.top = job, constraints, objective, top
         self.needs, self.pace = Needs(job), Pace(job)
         self.table: list[Candidate] = []
-        self.reasons: dict[NodeType, str] = {}
+        # In words, or what is worse than the rows shown: these are known only at the end.
+        self.reasons: dict[NodeType, str | Priced] = {}
 
     def choose(self, node_types: tuple[NodeType, ...]) -> Choice:
         refused = {node_type: refusal(self.job, node_type, self.constraints) for node_type in node_types}
@@ -145,7 +146,7 @@ class _Search:
             self.reasons.setdefault(node_type, f"{_nodes(bound.nodes)} at best: {broken[0]}")
             return
         if self._full() and self._above(bound, self.table[-1]):
-            self.reasons.setdefault(node_type, self._worse(bound))
+            self.reasons.setdefault(node_type, bound)
             return
         best, reason = self._best(bound)
         if best is not None:
@@ -153,14 +154,15 @@ class _Search:
         elif reason is not None:
             self.reasons.setdefault(node_type, reason)
 
-    def _best(self, bound: _Bound) -> tuple[Candidate | None, str | None]:
+    def _best(self, bound: _Bound) -> tuple[Candidate | None, str | Priced | None]:
         """(the best settings that fit and keep the limits, why those that fit are none of it)."""
         room = Room.of(bound.hardware, self.constraints.headroom)
-        best, reason = None, None
+        best: Candidate | None = None
+        reason: str | Priced | None = None
         for layout, size in fitting(self.needs, bound.hardware, room):
             least = replace(bound, least_seconds_per_step=self.pace.least_seconds_of(layout, size, bound.hardware))
             if self._full() and self._above(least, self.table[-1]):
-                reason = reason or self._worse(least)
+                reason = reason or bound
             elif best is None or not self._above(least, best):
                 found = candidate(self.job, bound.node_type, bound.nodes, layout, size, spot=bound.spot, pace=self.pace)
                 broken = found.broken_limits(self.constraints)
@@ -179,7 +181,7 @@ class _Search:
     def _show(self, found: Candidate) -> None:
         insort(self.table, found, key=self._rank)
         for dropped in self.table[self.top :]:
-            self.reasons.setdefault(dropped.node_type, self._worse(dropped))
+            self.reasons.setdefault(dropped.node_type, dropped)
         del self.table[self.top :]
 
     def _rank(self, found: Candidate) -> tuple[object, ...]:
@@ -193,7 +195,10 @@ class _Search:
         return f"at best {found.hours:,.2f} h, slower than the {self.top} rows shown (up to {last.hours:,.2f} h)"
 
     def _reason(self, node_type: NodeType) -> str:
-        return self.reasons.get(node_type) or str(self._miss(node_type))
+        reason = self.reasons.get(node_type)
+        if reason is None:
+            return str(self._miss(node_type))
+        return reason if isinstance(reason, str) else self._worse(reason)
 
     def _miss(self, node_type: NodeType) -> Miss | None:
         """The closest of its numbers of nodes; None where one fits."""
@@ -219,17 +224,20 @@ def _nodes(number: int) -> str:
 def what_would_fit(job: Job, node_types: Sequence[NodeType], constraints: Constraints) -> tuple[str, ...]:
     """Changes of a job that fits nowhere, each by itself, after which something fits."""
     short = job.options.model_copy(update={"sequence_length": max(1, job.options.sequence_length // 2)})
+    batch = 1 << (job.effective_batch_size - 1).bit_length()
+    free = replace(constraints, max_usd_per_hour=None, budget_usd=None, deadline_hours=None)
     changes = {
         f"up to {2 * constraints.max_nodes} nodes": (job, replace(constraints, max_nodes=2 * constraints.max_nodes)),
         f"a sequence length of {short.sequence_length:,}": (replace(job, options=short), constraints),
+        f"an effective batch size of {batch}": (replace(job, effective_batch_size=batch), constraints),
         **_lighter_methods(job, constraints),
-        "no limits on price and time": (
-            job,
-            replace(constraints, max_usd_per_hour=None, budget_usd=None, deadline_hours=None),
-        ),
+        "no limits on price and time": (job, free),
     }
+    found = {text: search(changed, node_types, limits, top=1).best for text, (changed, limits) in changes.items()}
     return tuple(
-        text for text, (changed, limits) in changes.items() if search(changed, node_types, limits, top=1).candidates
+        f"{text} ({best.node_type.node_type_id} x {best.nodes}: ${best.usd:,.2f}, {best.hours:,.1f} h)"
+        for text, best in found.items()
+        if best is not None
     )
 
 
