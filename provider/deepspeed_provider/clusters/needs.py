@@ -151,12 +151,15 @@ class LayoutNeeds:
         if self._nvme > room.nvme_bytes:
             return None
         *smaller, whole = micro_batch_sizes(self._per_gpu)
-        if self._fits(whole, room):
+        if self._host_bytes(whole) <= room.host_bytes and self._gpu_bytes(whole) <= room.gpu_bytes:
             return whole
+        # The host holds the same for all micro-batches that are accumulated.
+        if not smaller or self._host_bytes(1) > room.host_bytes:
+            return None
         low, high = 0, len(smaller)
         while low < high:
             middle = (low + high) // 2
-            if self._fits(smaller[middle], room):
+            if self._gpu_bytes(smaller[middle]) <= room.gpu_bytes:
                 low = middle + 1
             else:
                 high = middle
@@ -174,12 +177,6 @@ class LayoutNeeds:
                 if missing <= most:
                     found, most = (missing, size), missing
         return found
-
-    def _fits(self, micro_batch_size: int, room: Room) -> bool:
-        # The host first: it is the same for all micro-batches that are accumulated.
-        if self._host_bytes(micro_batch_size) > room.host_bytes:
-            return False
-        return self._gpu_bytes(micro_batch_size) <= room.gpu_bytes
 
     def _gpu_bytes(self, micro_batch_size: int) -> int:
         found = self._gpu.get(micro_batch_size)

@@ -63,7 +63,8 @@ class Pace:
     def _least_of_all(self, hardware: Hardware) -> float:
         whole = self._job.effective_batch_size // hardware.world_size
         tried = layouts(self._job.options.method, alone=hardware.world_size == 1, has_nvme=False)
-        kinds = {(layout.zero_stage > 0, layout.gradient_checkpointing): layout for layout in reversed(tried)}
+        # Recomputation is never faster.
+        kinds = {layout.zero_stage > 0: layout for layout in tried if not layout.gradient_checkpointing}
         computing = min(self._least_computing(layout, hardware, whole) for layout in kinds.values())
         return ROUNDING * min(self._with_communication(computing, stage, 1, hardware) for stage in (1, 3))
 
