@@ -12,10 +12,9 @@ from rich.console import Console
 
 from deepspeed_provider.cli_options import with_training_options
 from deepspeed_provider.cli_plan_report import print_plan
-from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned
+from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned, planned_as_json
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.clusters.job import Constraints
-from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
 
@@ -102,8 +101,7 @@ def plan(
         tell(error, asked, as_json=as_json)
         raise typer.Exit(2) from None
     if as_json:
-        content = {"model": found.model, **plan_as_json(found.plan), "assumptions": list(found.assumptions)}
-        typer.echo(json.dumps(content, allow_nan=False))
+        typer.echo(json.dumps(planned_as_json(found), allow_nan=False))
     else:
         print_plan(Console(soft_wrap=False), found, show_all=show_all)
     if found.plan.choice.best is None:

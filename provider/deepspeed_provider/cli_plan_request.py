@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request for a plan from the command line: checked once, all problems at once."""
+"""One request for a plan, from the command line or a DAG: checked once, all problems at once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from deepspeed_provider.cli_request import asked_model, asked_options, tried
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_types, with_overrides
+from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.model_source import ModelSource, parse_parameter_count
 from deepspeed_provider.sizing.options import TrainingOptions
@@ -37,6 +38,12 @@ JOB_OPTIONS: Final = (
     *("lora_rank", "lora_targets", "lora_dropout", "adapter_precision"),
     *("double_quant", "quant_storage", "upcast_unquantized"),
 )
+KEYS: Final = (
+    *("model", "parameters", "tokens", "rows", "effective_batch_size", *JOB_OPTIONS),
+    *("cloud", "region", "node_type", "min_compute_capability", "max_nodes", "spot", "tier"),
+    *("catalog", "workspace_node_types"),
+    *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
+)
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -52,9 +59,13 @@ class Planned:
 
 
 def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
-    """``values``: options by their names; None is as if not given. Raises :class:`SpecError` with all problems."""
+    """``values``: options by their names; None is as if not given.
+
+    ``catalog`` and ``workspace_node_types`` are paths, or what stands in such files. Raises :class:`SpecError` with
+    all problems.
+    """
     given = {name: value for name, value in values.items() if value is not None}
-    problems: list[FieldProblem] = []
+    problems = [_unknown(name, value) for name, value in given.items() if name not in KEYS]
     model = tried(lambda: asked_model(given, source), problems)
     options = tried(lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given}), problems)
     amount = tried(lambda: _amount(given), problems)
@@ -91,6 +102,22 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
     return Planned(model=model.name, plan=plan, assumptions=(*assumptions, *plan.assumptions))
 
 
+def planned_as_json(found: Planned) -> dict[str, Any]:
+    """What ``plan --json`` prints, and a DAG hands on: the plan with its model and method."""
+    return {
+        "model": found.model,
+        "method": found.plan.job.options.method.value,
+        **plan_as_json(found.plan),
+        "assumptions": list(found.assumptions),
+    }
+
+
+def _unknown(name: str, value: object) -> FieldProblem:
+    near = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.5)
+    works = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(KEYS)}."
+    return FieldProblem(field=name, value=value, problem="there is no such option", suggestion=works)
+
+
 def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
     found = node_types(tier=_chosen(given, "tier", Tier) or Tier.PREMIUM)
@@ -109,9 +136,11 @@ def asked_cloud(given: Mapping[str, Any]) -> Cloud | None:
     return _chosen(given, "cloud", Cloud)
 
 
-def read_answer(file: str, field: str) -> Mapping[str, Any]:
-    """A saved answer of list-node-types; a plain list of node types is one too."""
-    content = _parsed(_read(file, field), file, field)
+def read_answer(file: object, field: str) -> Mapping[str, Any]:
+    """A saved answer of list-node-types, or its path; a plain list of node types is one too."""
+    content = _parsed(_read(file, field), file, field) if isinstance(file, str) else file
+    # What was handed over is not shown: an answer has hundreds of node types.
+    file = file if isinstance(file, str) else "(its content)"
     if isinstance(content, list):
         content = {"node_types": content}
     works = "Save one with `databricks clusters list-node-types --output json`."
@@ -176,6 +205,7 @@ def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None)
     budget_usd = tried(lambda: _positive(given, "budget_usd"), problems)
     deadline_hours = tried(lambda: _positive(given, "deadline_hours"), problems)
     capability = tried(lambda: _capability(given), problems)
+    spot = tried(lambda: _switch(given, "spot"), problems)
     if problems or most is None:
         raise SpecError(problems)
     return Constraints(
@@ -183,7 +213,7 @@ def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None)
         regions=frozenset([region] if region else []),
         node_type_ids=frozenset(ids or ()),
         max_nodes=most,
-        spot=bool(given.get("spot")),
+        spot=bool(spot),
         min_compute_capability=capability,
         max_usd_per_hour=usd_per_hour,
         budget_usd=budget_usd,
@@ -251,11 +281,20 @@ def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> i
     return number
 
 
+def _switch(given: Mapping[str, Any], name: str) -> bool:
+    """A form and a template give words."""
+    words = {"true": True, "false": False}
+    asked = str(given.get(name, False)).strip().lower()
+    if asked not in words:
+        raise problem(name, given[name], "should be true or false", "Leave it out for false.")
+    return words[asked]
+
+
 def _positive(given: Mapping[str, Any], name: str) -> float | None:
     if name not in given:
         return None
     try:
-        number = float(given[name])
+        number = float(str(given[name]))
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
@@ -269,14 +308,13 @@ def _workspace(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     )
 
 
-def _rows(file: str) -> list[dict[str, Any]]:
-    """Of a CSV table with a header, or of a JSON list of objects."""
+def _rows(file: object) -> list[dict[str, Any]]:
+    """Of a CSV table with a header, of a JSON list of objects, or such a list."""
+    if not isinstance(file, str):
+        return _objects(file, file)
     text = _read(file, "catalog")
     if text.lstrip().startswith(("[", "{")):
-        content = _parsed(text, file, "catalog")
-        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-            raise problem("catalog", file, "is no list of objects", 'Write [{"cloud": "aws", "node_type_id": ...}].')
-        return content
+        return _objects(_parsed(text, file, "catalog"), file)
     table = csv.DictReader(text.splitlines(), strict=True)
     try:
         rows: list[dict[str, Any]] = list(table)
@@ -289,6 +327,12 @@ def _rows(file: str) -> list[dict[str, Any]]:
             names = len(table.fieldnames or ())
             raise problem("catalog", file, f"row {number} has more cells than the {names} columns", "Quote commas.")
     return rows
+
+
+def _objects(content: object, file: object) -> list[dict[str, Any]]:
+    if not isinstance(content, list | tuple) or not all(isinstance(row, dict) for row in content):
+        raise problem("catalog", file, "is no list of objects", 'Write [{"cloud": "aws", "node_type_id": ...}].')
+    return list(content)
 
 
 def _read(file: str, field: str) -> str:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a GPU cluster inside a DAG: to be approved by people, and used by later tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from deepspeed_provider.errors import SpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from deepspeed_provider.cli_plan_request import Planned
+
+MARKDOWN_KEY = "markdown"
+# As which a template renders a Param that is empty.
+NOT_GIVEN = ("", "none", "null")
+
+
+class GpuPlanOperator(BaseOperator):
+    """Chooses and prices a GPU cluster for a fine-tune, with its DeepSpeed configuration.
+
+    Returns the object that ``deepspeed-provider plan --json`` prints, and pushes the same for people as Markdown
+    under the key ``markdown``: the body of an approval. Fails without a retry, naming the nearest miss and what
+    would make it fit, where nothing fits. Pure computation: no cluster is asked and nothing is started.
+
+    Every field is templated, and numbers and switches may come as text. What renders to nothing, or to ``None``
+    as an empty Param does, is not given.
+
+    :param model: a hub id, the path of a config.json or of its folder, or a config as a mapping.
+    :param parameters: instead of a model, how many parameters it has: ``7B``.
+    :param tokens: of the whole run, padding included; ``50M`` works. Or ``rows``: sequences of the whole run.
+    :param options: other options of the training by their names on the command line, with underscores:
+        ``lora_rank``, ``attention``, ``optimizer``, ...
+    :param node_type: only these, by ids or by how ids begin: a list, or names separated by commas.
+    :param catalog: rows and prices of your own over the catalogue's: a list of mappings, or the path of a CSV or JSON
+        file.
+    :param workspace_node_types: the workspace's answer to list-node-types, or the path of a file that holds it.
+    :param objective: ``cost`` of the whole run, or ``time``.
+    :param top: rows of the table.
+    :param download: fetch the config of a hub id that is not bundled.
+    """
+
+    template_fields: Sequence[str] = (
+        *("model", "parameters", "method", "sequence_length", "options", "tokens", "rows", "effective_batch_size"),
+        *("cloud", "region", "node_type", "min_compute_capability", "max_nodes", "spot", "tier"),
+        *("catalog", "workspace_node_types"),
+        *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
+    )
+    ui_color = "#e6f2e6"
+
+    def __init__(
+        self,
+        *,
+        model: str | Mapping[str, Any] | None = None,
+        parameters: int | str | None = None,
+        method: str | None = None,
+        sequence_length: int | str | None = None,
+        options: Mapping[str, Any] | None = None,
+        tokens: int | str | None = None,
+        rows: int | str | None = None,
+        effective_batch_size: int | str | None = None,
+        cloud: str | None = None,
+        region: str | None = None,
+        node_type: str | Sequence[str] | None = None,
+        min_compute_capability: float | str | None = None,
+        max_nodes: int | str | None = None,
+        spot: bool | str = False,
+        tier: str | None = None,
+        catalog: str | Sequence[Mapping[str, Any]] | None = None,
+        workspace_node_types: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        objective: str | None = None,
+        max_usd_per_hour: float | str | None = None,
+        budget_usd: float | str | None = None,
+        deadline_hours: float | str | None = None,
+        top: int | str | None = None,
+        download: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model = model
+        self.parameters = parameters
+        self.method = method
+        self.sequence_length = sequence_length
+        self.options = options
+        self.tokens = tokens
+        self.rows = rows
+        self.effective_batch_size = effective_batch_size
+        self.cloud = cloud
+        self.region = region
+        self.node_type = node_type
+        self.min_compute_capability = min_compute_capability
+        self.max_nodes = max_nodes
+        self.spot = spot
+        self.tier = tier
+        self.catalog = catalog
+        self.workspace_node_types = workspace_node_types
+        self.objective = objective
+        self.max_usd_per_hour = max_usd_per_hour
+        self.budget_usd = budget_usd
+        self.deadline_hours = deadline_hours
+        self.top = top
+        self.download = download
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from deepspeed_provider.cli_plan_request import planned_as_json
+        from deepspeed_provider.plan_markdown import plan_markdown
+        from deepspeed_provider.plan_texts import miss_lines
+
+        try:
+            found = self._planned()
+        except SpecError as error:
+            raise AirflowFailException(str(error)) from error
+        markdown = plan_markdown(found)
+        self.log.info("%s", markdown)
+        # A plan that found nothing is shown too: it says why.
+        context["ti"].xcom_push(key=MARKDOWN_KEY, value=markdown)
+        if found.plan.choice.best is None:
+            raise AirflowFailException("\n".join([f"Nothing fits {found.model}.", *miss_lines(found.plan)]))
+        # Plain JSON, as another process would read it from the command line.
+        content: dict[str, Any] = json.loads(json.dumps(planned_as_json(found), allow_nan=False))
+        return content
+
+    def _planned(self) -> Planned:
+        from deepspeed_provider.cli_plan_request import planned
+        from deepspeed_provider.model_source import ModelSource, hub_fetch
+
+        return planned(self._request(), ModelSource(fetch=hub_fetch() if self.download else None))
+
+    def _request(self) -> dict[str, Any]:
+        """The options by their names; None is not given."""
+        fields = {name: getattr(self, name) for name in self.template_fields if name != "options"}
+        if isinstance(self.node_type, str):
+            fields["node_type"] = [name.strip() for name in self.node_type.split(",") if name.strip()]
+        given = {name: value for name, value in fields.items() if not _is_blank(value)}
+        return {**{name: value for name, value in (self.options or {}).items() if not _is_blank(value)}, **given}
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or value == [] or (isinstance(value, str) and value.strip().lower() in NOT_GIVEN)
