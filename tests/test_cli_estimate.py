@@ -94,13 +94,15 @@ class TestJson:
         said = as_json("--model", "gpt2")
         assert set(said) == {"model", "parameters", "gpu", "host", "nvme", "assumptions", "warnings"}
         assert set(said["gpu"]) == {"total_bytes", "allocated_bytes", "reserved_bytes", "peak_at", "parts"}
-        assert set(said["host"]) == set(said["nvme"]) == {"total_bytes", "parts"}
+        assert set(said["host"]) == {"total_bytes", "parts", "peak_at", "at_other_moments"}
+        assert set(said["nvme"]) == {"total_bytes", "parts"}
         assert said["nvme"] == {"total_bytes": 0, "parts": {}}
 
     def test_with_explanations(self):
         said = as_json("--model", "gpt2", "--explain")
         assert set(said["gpu"]["explained"]) == set(said["gpu"]["parts"])
         assert "P = 124,439,808" in said["gpu"]["explained"]["weights"]["formula"]
+        assert said["gpu"]["explained"]["weights"]["numbers"]["P"] == 124_439_808
         assert said["gpu"]["explained"]["weights"]["source"]
 
     def test_a_path_and_a_count_in_place_of_a_name(self, tmp_path):
@@ -146,7 +148,7 @@ class TestForAPerson:
         for store in ("gpu", "host"):
             for name, size in as_json(*words)[store]["parts"].items():
                 assert f"{name} = {size:,} bytes" in said
-        assert "w x P / N [w = 2, P = 6,738,415,616, N = 8]" in said
+        assert "w * (P + padding) / N [w = 2, P = 6,738,415,616, padding = 0, N = 8]" in said
         assert "Source: Rajbhandari et al. 2020" in said
 
     def test_a_terminal_that_knows_ascii_only(self):

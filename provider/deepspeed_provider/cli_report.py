@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_provider.cli_request import Answer, OnHardware
-from deepspeed_provider.sizing.estimate import Fit, GpuMemory, MemoryEstimate
+from deepspeed_provider.sizing.estimate import Fit, GpuMemory, MemoryEstimate, Store
 from deepspeed_provider.sizing.options import Method, Offload, TrainingOptions
 from deepspeed_provider.sizing.parts import Part
 
@@ -28,13 +28,19 @@ def print_report(console: Console, found: Answer, *, explain: bool) -> None:
     console.print(Text(_training(found.options)))
     console.print(Text(_parameters(memory)))
     console.print(_gpu(memory.gpu))
-    console.print(_table("Host memory of one node", memory.host.parts, {"total": memory.host.total_bytes}))
+    console.print(_host(memory.host))
+    if memory.host.at_other_moments:
+        console.print(Text(_at_other_moments(memory.host)))
     if memory.nvme.parts:
         console.print(_table("NVMe of one node", memory.nvme.parts, {"total": memory.nvme.total_bytes}))
     if found.on_hardware is not None:
         console.print(Text(_speed(found.on_hardware, memory.gpu), style="bold"))
     if explain:
-        for title, parts in (("GPU", memory.gpu.parts), ("Host", memory.host.parts), ("NVMe", memory.nvme.parts)):
+        for title, parts in (
+            ("GPU", memory.gpu.parts),
+            ("Host", (*memory.host.parts, *memory.host.at_other_moments)),
+            ("NVMe", memory.nvme.parts),
+        ):
             _explain(console, title, parts)
     print_list(console, "Assumptions", memory.assumptions, "")
     print_list(console, "Warnings", found.warnings, "yellow")
@@ -84,6 +90,17 @@ def _gpu(memory: GpuMemory) -> Table:
         "total (nvidia-smi)": memory.total_bytes,
     }
     return _table(f"Memory of the fullest GPU, at its peak: {memory.peak_at}", memory.parts, sums)
+
+
+def _host(memory: Store) -> Table:
+    title = f"Host memory of one node, at its peak: {memory.peak_at}"
+    return _table(title, memory.parts, {"total": memory.total_bytes})
+
+
+def _at_other_moments(memory: Store) -> str:
+    """What needs less, and is not there at the peak."""
+    listed = ", ".join(f"{part.name} {_gib(part.bytes)} GiB" for part in memory.at_other_moments)
+    return f"Not at that moment, and not in the total: {listed}"
 
 
 def _table(title: str, parts: Iterable[Part], sums: dict[str, int]) -> Table:

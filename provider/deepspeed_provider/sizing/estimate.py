@@ -9,7 +9,7 @@ from enum import StrEnum
 from deepspeed_provider.sizing import notes
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.gpu import gpu_parts
-from deepspeed_provider.sizing.host import host_parts, nvme_parts
+from deepspeed_provider.sizing.host import host_moments, nvme_parts
 from deepspeed_provider.sizing.options import TrainingOptions
 from deepspeed_provider.sizing.parts import Part
 from deepspeed_provider.sizing.weights import Weights, weights
@@ -79,9 +79,14 @@ class GpuMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """Host memory or NVMe of one node."""
+    """Host memory or NVMe of one node, at the moment that needs most (``peak_at``).
+
+    ``at_other_moments`` are parts that are there only when less is needed; no total counts them.
+    """
 
     parts: tuple[Part, ...]
+    peak_at: str = "training"
+    at_other_moments: tuple[Part, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -110,11 +115,20 @@ def estimate(architecture: Architecture, options: TrainingOptions) -> MemoryEsti
     return MemoryEstimate(
         parameters=_counts(architecture, found),
         gpu=GpuMemory(parts=parts, peak_at=peak_at),
-        host=Store(parts=host_parts(found, options)),
+        host=_host(found, options),
         nvme=Store(parts=nvme_parts(found, options)),
         assumptions=notes.assumptions(options),
         warnings=notes.warnings(architecture, found, options),
     )
+
+
+def _host(found: Weights, options: TrainingOptions) -> Store:
+    moments = host_moments(found, options)
+    peak_at = max(moments, key=lambda moment: sum(part.bytes for part in moments[moment]))
+    parts = moments[peak_at]
+    names = {part.name for part in parts}
+    others = (part for moment in moments.values() for part in moment if part.name not in names)
+    return Store(parts=parts, peak_at=peak_at, at_other_moments=tuple(others))
 
 
 def _counts(architecture: Architecture, found: Weights) -> ParameterCounts:

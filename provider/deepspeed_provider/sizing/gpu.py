@@ -8,14 +8,15 @@ from collections.abc import Iterable
 from deepspeed_provider.sizing import model_states
 from deepspeed_provider.sizing.activations import Moment, moments
 from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.buffers import zero_buffers
 from deepspeed_provider.sizing.decoder import Mode
 from deepspeed_provider.sizing.options import Attention, Method, Padding, TrainingOptions
-from deepspeed_provider.sizing.overhead import CUBLAS_WORKSPACE_BYTES, Step, overhead
+from deepspeed_provider.sizing.overhead import CALIBRATION, CUBLAS_WORKSPACE_BYTES, MIB, Step, overhead
 from deepspeed_provider.sizing.parts import Part, present
+from deepspeed_provider.sizing.replayed import with_formula
 from deepspeed_provider.sizing.states import PRECISIONS
 from deepspeed_provider.sizing.weights import Weights, unquantized_width
 
-_TAPE = "what autograd keeps of transformers' model code"
 MOVING = frozenset(
     {
         "checkpoints",
@@ -36,31 +37,34 @@ NONE_REDUCED = frozenset({"last layer forward", "head"})
 
 def gpu_parts(architecture: Architecture, weights: Weights, options: TrainingOptions) -> tuple[tuple[Part, ...], str]:
     """(parts at the peak, the moment's name)."""
-    candidates = parts_by_moment(architecture, weights, options)
+    how = mode(architecture, weights, options)
+    candidates = _by_moment(architecture, weights, options, how)
     allocated = {moment: sum(part.bytes for part in parts) for moment, parts in candidates.items()}
     name = max(allocated, key=lambda moment: allocated[moment])
-    held = {
-        moment: allocated[moment] + overhead(overhead_step(candidates[moment], options)).fragmentation
-        for moment in allocated
-    }
+    steps = {moment: overhead_step(parts, options) for moment, parts in candidates.items()}
+    held = {moment: allocated[moment] + overhead(step).fragmentation for moment, step in steps.items()}
     worst = max(held, key=lambda moment: held[moment])
-    step = overhead_step(candidates[worst], options)
-    return present([*candidates[name], *_outside(step, held[worst] - allocated[name])]), name
+    tensors = [with_formula(part, architecture, how) for part in present(candidates[name])]
+    lost = _fragmentation(steps[worst], held[worst], tensors_then=allocated[worst], most_tensors=allocated[name])
+    return (*tensors, *present([lost, *_beside(steps[worst])])), name
 
 
 def parts_by_moment(architecture: Architecture, weights: Weights, options: TrainingOptions) -> dict[str, list[Part]]:
-    """What is allocated at each moment at which a step can peak, in the step's order."""
+    """What is allocated at each moment at which a step can peak, in the step's order; without replays' formulas."""
+    return _by_moment(architecture, weights, options, mode(architecture, weights, options))
+
+
+def _by_moment(
+    architecture: Architecture, weights: Weights, options: TrainingOptions, how: Mode
+) -> dict[str, list[Part]]:
     resident = _resident(weights, options)
-    how = mode(architecture, weights, options)
+    buffers = zero_buffers(architecture, weights, options)
     found = {
-        moment.name: [*resident, *_at(moment, architecture, weights, options)]
+        moment.name: [*resident, *buffers, *_at(moment, weights, options)]
         for moment in moments(architecture, how, checkpointing=options.gradient_checkpointing)
     }
-    if options.zero_stage < 2 and options.world_size > 1:
-        found["gradient reduction"] = [*resident, *model_states.reduction(architecture, weights, options)]
-    if options.zero_stage:
-        found["gradient norm"] = [*resident, *model_states.norm(architecture, weights, options)]
-    found["optimizer step"] = [*resident, *model_states.step(architecture, weights, options)]
+    for name, parts in model_states.between_passes(architecture, weights, options).items():
+        found[name] = [*resident, *parts]
     return found
 
 
@@ -96,58 +100,21 @@ def _cublas() -> Part:
     return Part(
         name="cublas_workspace",
         bytes=CUBLAS_WORKSPACE_BYTES,
-        formula="2 x 8.125 MiB",
+        formula="threads * workspace",
+        numbers={"threads": 2, "workspace": CUBLAS_WORKSPACE_BYTES // 2},
         source="one workspace each for the forward and the backward thread",
     )
 
 
-def _at(moment: Moment, architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
+def _at(moment: Moment, weights: Weights, options: TrainingOptions) -> list[Part]:
     kept_in_place = options.zero_stage < 2 and options.gradient_accumulation_steps == 1
-    sizes = _sizes(architecture, options)
     flight = moment.beyond_kept_gradients if kept_in_place else moment.gradient_in_flight
+    reduced = moment.name not in NONE_REDUCED
     return [
-        model_states.kept_gradients(
-            weights, options, made=moment.gradients_done, reduced=moment.name not in NONE_REDUCED
-        ),
-        Part(
-            name="gradient_in_flight",
-            bytes=flight,
-            formula="gradient of the weight that is being worked on",
-            numbers={"bytes": flight},
-            source=_TAPE,
-        ),
-        *model_states.zero_buffers(architecture, weights, options),
-        *(
-            Part(
-                name=name,
-                bytes=size,
-                formula=_ACTIVATION_FORMULAS[name],
-                numbers=sizes,
-                source=_TAPE,
-            )
-            for name, size in moment.activations.items()
-        ),
+        model_states.kept_gradients(weights, options, made=moment.gradients_done, reduced=reduced),
+        Part(name="gradient_in_flight", bytes=flight),
+        *(Part(name=name, bytes=size) for name, size in moment.activations.items()),
     ]
-
-
-_ACTIVATION_FORMULAS = {
-    "checkpoints": "L x tokens x h x stream width",
-    "layer_activations": "L x what autograd keeps of a layer",
-    "working_layer": "one layer's backward pass (and recomputation, when checkpointing)",
-    "logits_and_loss": "tokens x V x (logits, log-probabilities and their gradients)",
-    "attention_mask": "batch x s x s booleans",
-    "position_tables": "sine and cosine of each position",
-}
-
-
-def _sizes(architecture: Architecture, options: TrainingOptions) -> dict[str, float]:
-    return {
-        "L": architecture.num_layers,
-        "tokens": options.tokens,
-        "h": architecture.hidden_size,
-        "V": architecture.vocab_size,
-        "s": options.sequence_length,
-    }
 
 
 def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
@@ -162,23 +129,40 @@ def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
     )
 
 
-def _outside(step: Step, fragmentation: int) -> list[Part]:
-    """``fragmentation``: what the allocator has come to hold at its worst moment, beyond the peak of the tensors."""
+def _fragmentation(step: Step, held: int, *, tensors_then: int, most_tensors: int) -> Part:
+    """What the allocator has come to hold at its worst moment, ``held``, beyond the peak of the tensors."""
+    kind = CALIBRATION.gathered if step.gathers else CALIBRATION.in_place
+    formula = "tensors_then + fixed + share * moving"
+    numbers = {
+        "tensors_then": tensors_then,
+        "fixed": kind.fixed_bytes,
+        "share": kind.moving_share,
+        "moving": step.moving_bytes,
+    }
+    if step.lengths_change:
+        formula += " + changing * logits"
+        numbers |= {"changing": CALIBRATION.changing_lengths, "logits": step.logits_bytes}
+    return Part(
+        name="fragmentation",
+        bytes=held - most_tensors,
+        formula=f"{formula} - most_tensors",
+        numbers={**numbers, "most_tensors": most_tensors},
+        source="reserved against allocated memory, measured",
+    )
+
+
+def _beside(step: Step) -> list[Part]:
     found = overhead(step)
     return [
         Part(
-            name="fragmentation",
-            bytes=fragmentation,
-            formula="most that is held at any moment (tensors + fixed + share x what moves, + logits, where lengths "
-            "change) - most tensors",
-            numbers={"moving": step.moving_bytes, "logits": step.logits_bytes},
-            source="reserved against allocated memory, measured",
-        ),
-        Part(
-            name="cuda_context",
-            bytes=found.cuda_context,
-            formula="constant",
-            source="process memory beside the allocator",
-        ),
-        Part(name="nccl", bytes=found.nccl, formula="constant, with more than one GPU", source="communicator buffers"),
+            name=name,
+            bytes=size,
+            formula="measured * MiB",
+            numbers={"measured": size / MIB, "MiB": MIB},
+            source=source,
+        )
+        for name, size, source in (
+            ("cuda_context", found.cuda_context, "process memory beside the allocator"),
+            ("nccl", found.nccl, "communicators' channels and buffers, with more than one GPU"),
+        )
     ]

@@ -10,48 +10,81 @@ from __future__ import annotations
 
 from deepspeed_provider.sizing import zero
 from deepspeed_provider.sizing.architecture import Architecture
-from deepspeed_provider.sizing.options import Optimizer, Precision, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.buffers import offload_buffer, reduce_bucket
+from deepspeed_provider.sizing.options import Optimizer, Precision, TrainingOptions
 from deepspeed_provider.sizing.parts import Part
-from deepspeed_provider.sizing.states import OPTIMIZERS, PRECISIONS, state_bytes
-from deepspeed_provider.sizing.weights import Weights
+from deepspeed_provider.sizing.states import OPTIMIZERS, scale_formula, state_bytes, state_formula, state_numbers
+from deepspeed_provider.sizing.weights import Weights, partitions_packed
 
 _ZERO = "Rajbhandari et al. 2020, section 3.1"
 _STAGE_1_AND_2 = "DeepSpeed runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "DeepSpeed runtime/zero/stage3.py"
 # Elements that stage 0 flattens to reduce them at once (engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
 STAGE_0_BUCKET_ELEMENTS = 500_000_000
+EXTENT = "(T + padding) / N"
+_REDUCED = "(T + beyond) / N"
 
 
 def weight_parts(weights: Weights, options: TrainingOptions) -> list[Part]:
     """Trained and frozen weights as they lie between steps."""
     gone = options.offloads_parameters
     ranks = options.world_size if options.zero_stage == 3 else 1
-    packed = 1 if options.storage is QuantStorage.UINT8 else ranks
     # Stages 1 and 2 pad all of them, laid end to end, by less than 2 N elements: not counted.
     trained = zero.partition_elements(weights.trained_sizes, stage=3, ranks=ranks)
-    frozen = -(-weights.frozen // ranks)
-    if not weights.quantized:
-        frozen = zero.partition_elements(weights.frozen_sizes, stage=3, ranks=ranks)
-    return [
+    found = [
         Part(
             name="weights" if weights.adapters is None else "adapter_weights",
             bytes=0 if gone else trained * weights.widths.weight,
-            formula="w x P / N",
-            numbers={"w": weights.widths.weight, "P": weights.trained, "N": ranks},
+            formula="w * (P + padding) / N",
+            numbers={
+                "w": weights.widths.weight,
+                "P": weights.trained,
+                "padding": trained * ranks - weights.trained,
+                "N": ranks,
+            },
             source=_ZERO,
-        ),
+        )
+    ]
+    if weights.quantized:
+        return [*found, *_packed(weights, options, ranks)]
+    if weights.frozen and not gone:
+        frozen = zero.partition_elements(weights.frozen_sizes, stage=3, ranks=ranks)
+        found.append(
+            Part(
+                name="weights",
+                bytes=frozen * weights.frozen_width,
+                formula="w * (P + padding) / N",
+                numbers={
+                    "w": weights.frozen_width,
+                    "P": weights.frozen,
+                    "padding": frozen * ranks - weights.frozen,
+                    "N": ranks,
+                },
+                source=_ZERO,
+            )
+        )
+    return found
+
+
+def _packed(weights: Weights, options: TrainingOptions, ranks: int) -> list[Part]:
+    """Weights in 4 bits, with their scales, which are no parameters: ZeRO neither cuts nor moves them."""
+    cut = partitions_packed(options)
+    ranks_of_packed = ranks if cut else 1
+    packed = 0 if cut and options.offloads_parameters else -(-weights.packed_bytes // ranks_of_packed)
+    scales = scale_formula(double_quant=options.double_quant)
+    return [
         Part(
-            name="unquantized_weights" if weights.quantized else "weights",
-            bytes=0 if gone else frozen * weights.frozen_width,
-            formula="w x P / N",
+            name="unquantized_weights",
+            bytes=0 if options.offloads_parameters else -(-weights.frozen // ranks) * weights.frozen_width,
+            formula="w * ceil(P / N)",
             numbers={"w": weights.frozen_width, "P": weights.frozen, "N": ranks},
             source=_ZERO,
         ),
         Part(
             name="quantized_weights",
-            bytes=0 if gone and packed > 1 else -(-weights.quantized_bytes // packed),
-            formula="(Q / 2 + scales) / N",
-            numbers={"Q": weights.quantized, "bytes": weights.quantized_bytes, "N": packed},
+            bytes=packed + weights.scale_bytes,
+            formula=f"ceil(ceil(Q / 2) / N) + {scales}" if packed else scales,
+            numbers={"Q": weights.quantized, "N": ranks_of_packed} if packed else {"Q": weights.quantized},
             source="Dettmers et al. 2023, section 3; bitsandbytes block sizes 64 and 256",
         ),
     ]
@@ -61,15 +94,15 @@ def optimizer_parts(weights: Weights, options: TrainingOptions) -> list[Part]:
     """Master weights and optimizer states."""
     if options.offloads_optimizer:
         return []
-    elements, ranks = partition_elements(weights, options), _ranks(options)
-    width = master_width(weights, options)
+    elements, width = partition_elements(weights, options), master_width(weights, options)
     states = state_bytes(elements, options.optimizer, weights.trained_precision)
+    extent = extent_numbers(weights, options)
     return [
         Part(
             name="master_weights",
             bytes=elements * width,
-            formula="m x T / N",
-            numbers={"m": width, "T": weights.trained, "N": ranks},
+            formula=f"m * {EXTENT}",
+            numbers={"m": width, **extent},
             source=f"{_STAGE_1_AND_2} and stage3.py: the optimizer's copy, also where the weights are fp32"
             if options.zero_stage
             else _ZERO,
@@ -77,11 +110,18 @@ def optimizer_parts(weights: Weights, options: TrainingOptions) -> list[Part]:
         Part(
             name="optimizer_states",
             bytes=0 if OPTIMIZERS[options.optimizer].paged else states,
-            formula="states of T / N",
-            numbers={"states": states, "T": weights.trained, "N": ranks},
+            formula=state_formula(options.optimizer, EXTENT),
+            numbers={**state_numbers(options.optimizer, weights.trained_precision), **extent},
             source=_ZERO,
         ),
     ]
+
+
+def extent_numbers(weights: Weights, options: TrainingOptions) -> dict[str, float]:
+    """Of :data:`EXTENT`, the elements that one rank's optimizer steps."""
+    ranks = _ranks(options)
+    padding = partition_elements(weights, options) * ranks - weights.trained
+    return {"T": weights.trained, "padding": padding, "N": ranks}
 
 
 def master_width(weights: Weights, options: TrainingOptions) -> int:
@@ -106,17 +146,30 @@ def kept_gradients(weights: Weights, options: TrainingOptions, *, made: float, r
     width, stage = weights.widths.gradient, options.zero_stage
     accumulates = options.gradient_accumulation_steps > 1
     if stage < 2:
-        elements, copies = round(weights.trained * (1.0 if accumulates else made)), 1
-    else:
-        elements = reduced_gradient_elements(weights, options)
-        copies = int(reduced or stage == 3) + int(accumulates and stage == 2)
+        elements = round(weights.trained * (1.0 if accumulates else made))
+        return Part(
+            name="gradients",
+            bytes=elements * width,
+            formula="g * (T - to_come)",
+            numbers={"g": width, "T": weights.trained, "to_come": weights.trained - elements},
+            source=_ZERO,
+        )
+    copies = int(reduced or stage == 3) + int(accumulates and stage == 2)
+    elements = 0 if options.offloads_optimizer else copies * reduced_gradient_elements(weights, options)
     return Part(
         name="gradients",
-        bytes=0 if stage >= 2 and options.offloads_optimizer else copies * elements * width,
-        formula="copies x g x elements",
-        numbers={"copies": copies, "g": width, "elements": elements, "T": weights.trained, "N": _ranks(options)},
-        source=_ZERO if stage < 2 else f"{_STAGE_1_AND_2}: copy_grads_in_partition; stage3.py: flat buffer",
+        bytes=elements * width,
+        formula=f"copies * g * {_REDUCED}",
+        numbers={"copies": copies, "g": width, **_reduced_numbers(weights, options)} if elements else {},
+        source=f"{_STAGE_1_AND_2}: copy_grads_in_partition; stage3.py: flat buffer",
     )
+
+
+def _reduced_numbers(weights: Weights, options: TrainingOptions) -> dict[str, float]:
+    """Of the elements that the fullest rank keeps: ``beyond`` is padding, or what tensors have in others' shares."""
+    ranks = _ranks(options)
+    beyond = reduced_gradient_elements(weights, options) * ranks - weights.trained
+    return {"T": weights.trained, "beyond": beyond, "N": ranks}
 
 
 def reduced_gradient_elements(weights: Weights, options: TrainingOptions) -> int:
@@ -124,86 +177,45 @@ def reduced_gradient_elements(weights: Weights, options: TrainingOptions) -> int
     return zero.kept_gradient_elements(weights.trained_sizes, stage=options.zero_stage, ranks=_ranks(options))
 
 
-def zero_buffers(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
-    """What ZeRO holds during forward and backward pass beside the states."""
-    found = [reduce_bucket(architecture, weights, options), *offload_buffer(weights, options)]
-    if options.zero_stage < 3:
-        return found
-    width = PRECISIONS[options.precision].weight
-    if options.world_size > 1 or options.offloads_parameters:
-        live = zero.live_elements(architecture, options)
-        if weights.quantized:
-            whole = weights.quantized_bytes + weights.frozen * weights.frozen_width
-            live = live * whole // (2 * architecture.parameters)
-        found.append(
-            Part(
-                name="gathered_parameters",
-                bytes=live * width,
-                formula="live x w",
-                numbers={"live": live, "w": width},
-                source="DeepSpeed runtime/zero/partitioned_param_coordinator.py, stage3_max_reuse_distance",
-            )
-        )
-    if options.world_size > 1:
-        threshold = zero.buckets(architecture, options).persistence_threshold
-        trained = zero.persistent_elements(weights.trained_sizes, threshold)
-        frozen = zero.persistent_elements(weights.frozen_sizes, threshold)
-        found.append(
-            Part(
-                name="persistent_parameters",
-                bytes=trained * weights.widths.weight + frozen * weights.frozen_width,
-                formula="tensors up to the threshold, whole",
-                numbers={"trained": trained, "frozen": frozen, "threshold": threshold},
-                source="DeepSpeed runtime/zero/parameter_offload.py, stage3_param_persistence_threshold",
-            )
-        )
+def ordinary_loop(weights: Weights, options: TrainingOptions) -> bool:
+    """Whether torch's optimizer steps the weights themselves, with the gradients as they are, on one GPU: without
+    ZeRO and without master weights no engine is needed."""
+    return not options.zero_stage and options.world_size == 1 and not weights.widths.master
+
+
+def between_passes(architecture: Architecture, weights: Weights, options: TrainingOptions) -> dict[str, list[Part]]:
+    """What is there beside what is resident, at each moment after the backward pass."""
+    found = {}
+    if options.zero_stage < 2 and not ordinary_loop(weights, options):
+        found["gradient reduction"] = reduction(architecture, weights, options)
+    if options.zero_stage and not options.offloads_optimizer:
+        found["gradient norm"] = norm(architecture, weights, options)
+    found["optimizer step"] = step(architecture, weights, options)
     return found
-
-
-def reduce_bucket(architecture: Architecture, weights: Weights, options: TrainingOptions) -> Part:
-    """Gradients on their way: made for each backward pass in stages 1 and 2, there always in stage 3."""
-    elements = zero.reduce_buffer_elements(architecture, options)
-    return Part(
-        name="reduce_bucket",
-        bytes=elements * weights.widths.gradient,
-        formula="buckets x g",
-        numbers={"elements": elements, "g": weights.widths.gradient},
-        source=f"{_STAGE_1_AND_2}, setup_buckets; stage3.py, _setup_for_real_optimizer",
-    )
-
-
-def offload_buffer(weights: Weights, options: TrainingOptions) -> list[Part]:
-    """On the GPU, of the largest gradient, through which stages 1 and 2 add up gradients of the host."""
-    if not options.offloads_optimizer or options.zero_stage == 3:
-        return []
-    largest = max(weights.trained_sizes, default=0)
-    return [
-        Part(
-            name="offload_buffer",
-            bytes=largest * weights.widths.weight,
-            formula="w x largest tensor",
-            numbers={"w": weights.widths.weight, "largest": largest},
-            source=f"{_STAGE_1_AND_2}, temp_grad_buffer_for_gpu_offload",
-        )
-    ]
 
 
 def reduction(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
     """After the backward pass, in stages 0 and 1: all gradients, and a copy of those being reduced."""
-    width, elements = weights.widths.gradient, min(weights.trained, STAGE_0_BUCKET_ELEMENTS)
-    source = "DeepSpeed runtime/engine.py, allreduce_bucket"
-    if options.zero_stage == 1:
+    width = weights.widths.gradient
+    if options.zero_stage:
         elements = 0 if options.offloads_optimizer else reduced_gradient_elements(weights, options)
+        formula, numbers = f"g * {_REDUCED}", _reduced_numbers(weights, options) if elements else {}
         source = f"{_STAGE_1_AND_2}, grads_in_partition"
+    else:
+        elements = min(weights.trained, STAGE_0_BUCKET_ELEMENTS)
+        formula, numbers = "g * min(T, bucket)", {"T": weights.trained, "bucket": STAGE_0_BUCKET_ELEMENTS}
+        source = "DeepSpeed runtime/engine.py, allreduce_bucket"
+    in_double = [gradient_in_double(weights, options)] if options.zero_stage and options.offloads_optimizer else []
     return [
         kept_gradients(weights, options, made=1.0),
         reduce_bucket(architecture, weights, options),
         *offload_buffer(weights, options),
+        *in_double,
         Part(
             name="gradients_being_reduced",
             bytes=elements * width,
-            formula="g x elements",
-            numbers={"g": width, "elements": elements},
+            formula=formula,
+            numbers={"g": width, **numbers},
             source=source,
         ),
     ]
@@ -211,20 +223,27 @@ def reduction(architecture: Architecture, weights: Weights, options: TrainingOpt
 
 def norm(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
     """Before the step, ZeRO takes the gradients' norm in double precision, one tensor's share after the other."""
-    if options.offloads_optimizer:
-        return []
-    largest, share = max(weights.trained_sizes, default=0), partition_elements(weights, options)
-    piece = -(-largest // options.world_size) if options.zero_stage == 3 else min(largest, share)
-    return [
-        *_gradients_to_step(architecture, weights, options),
-        Part(
-            name="gradient_in_double",
-            bytes=8 * piece,
-            formula="8 x largest tensor's share",
-            numbers={"largest": largest, "share": piece},
-            source=f"{_STAGE_1_AND_2}, get_grad_norm_direct; runtime/zero/utils.py, get_norm_dtype",
-        ),
-    ]
+    return [*_gradients_to_step(architecture, weights, options), gradient_in_double(weights, options)]
+
+
+def gradient_in_double(weights: Weights, options: TrainingOptions) -> Part:
+    """The largest tensor's share, for its norm; with an offloaded optimizer taken on its way to the host."""
+    largest = max(weights.trained_sizes, default=0)
+    numbers: dict[str, float]
+    if options.zero_stage == 3:
+        piece = -(-largest // options.world_size)
+        formula, numbers = "8 * ceil(largest / N)", {"largest": largest, "N": options.world_size}
+    else:
+        piece = min(largest, partition_elements(weights, options))
+        formula, numbers = f"8 * min(largest, {EXTENT})", {"largest": largest, **extent_numbers(weights, options)}
+    return Part(
+        name="gradient_in_double",
+        bytes=8 * piece,
+        formula=formula,
+        numbers=numbers,
+        source=f"{_STAGE_1_AND_2}, get_grad_norm_direct and set_norm_for_param_grad_in_gpu; "
+        "runtime/zero/utils.py, get_norm_dtype",
+    )
 
 
 def step(architecture: Architecture, weights: Weights, options: TrainingOptions) -> list[Part]:
@@ -247,8 +266,8 @@ def _gradients_to_step(architecture: Architecture, weights: Weights, options: Tr
         Part(
             name="gradients",
             bytes=kept * width,
-            formula="g x elements",
-            numbers={"g": width, "elements": kept, "T": weights.trained, "N": _ranks(options)},
+            formula=f"g * {_REDUCED}",
+            numbers={"g": width, **_reduced_numbers(weights, options)},
             source=_ZERO if not options.zero_stage else f"{_STAGE_1_AND_2}, averaged_gradients",
         )
     ]
@@ -258,27 +277,27 @@ def _gradients_to_step(architecture: Architecture, weights: Weights, options: Tr
 
 
 def _copies_for_step(weights: Weights, options: TrainingOptions) -> list[Part]:
-    if not options.zero_stage and options.world_size == 1:
-        # An ordinary loop: the optimizer takes the gradients as they are.
+    if ordinary_loop(weights, options):
         return []
-    stepped = partition_elements(weights, options)
-    if options.zero_stage == 3:
+    stepped, formula, numbers = partition_elements(weights, options), EXTENT, extent_numbers(weights, options)
+    if options.zero_stage == 3 and options.sub_group_size < stepped:
         sizes, limit = weights.trained_sizes, options.sub_group_size
         stepped = zero.sub_group_elements(sizes, ranks=options.world_size, limit=limit)
+        formula, numbers = "sub_group", {"sub_group": stepped}
     gradient, master = weights.widths.gradient, master_width(weights, options)
     return [
         Part(
             name="gradients_flattened",
             bytes=stepped * gradient if options.zero_stage else 0,
-            formula="g x stepped",
-            numbers={"g": gradient, "stepped": stepped},
+            formula=f"g * {formula}",
+            numbers={"g": gradient, **numbers},
             source=f"{_STAGE_1_AND_2}, step; stage3.py, _prepare_fp32_grad_for_sub_group",
         ),
         Part(
             name="gradient_fp32_copy",
             bytes=stepped * master if master > gradient else 0,
-            formula="4 x stepped",
-            numbers={"stepped": stepped, "T": weights.trained, "N": _ranks(options)},
+            formula=f"m * {formula}",
+            numbers={"m": master, **numbers},
             source=f"{_STAGE_1_AND_2} and stage3.py, single_grad_partition; fp16/unfused_optimizer.py (stage 0)",
         ),
     ]
@@ -292,7 +311,7 @@ def _foreach(weights: Weights, options: TrainingOptions) -> list[Part]:
         Part(
             name="optimizer_temporaries",
             bytes=weights.trained * weights.widths.state,
-            formula="s x T",
+            formula="s * T",
             numbers={"s": weights.widths.state, "T": weights.trained},
             source="torch.optim.adam _multi_tensor_adam: exp_avg_sq_sqrt (none with fused=True)",
         )

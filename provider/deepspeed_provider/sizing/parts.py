@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """``formula`` is written in the symbols of ``numbers``; ``source`` says where it comes from."""
+    """``formula`` is an expression (+ - * / ceil min max) in the symbols of ``numbers`` whose value is ``bytes``, up
+    to one byte for each division; ``source`` says where it comes from."""
 
     name: str
     bytes: int
@@ -29,4 +30,5 @@ def present(parts: list[Part]) -> tuple[Part, ...]:
 
 
 def _written(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    """All digits: who computes the formula finds the bytes."""
+    return f"{int(value):,}" if value == int(value) else repr(value)

@@ -73,8 +73,37 @@ def state_bytes(parameters: int, optimizer: Optimizer, precision: Precision) -> 
     return states.count * parameters * PRECISIONS[precision].state
 
 
+def state_formula(optimizer: Optimizer, elements: str) -> str:
+    """What :func:`state_bytes` sums up: n states of s bytes, or of one byte and scales."""
+    if OPTIMIZERS[optimizer].eight_bit:
+        return f"n * ({elements} + 4 * ceil({elements} / {EIGHT_BIT_BLOCK}))"
+    return f"n * s * {elements}"
+
+
+def state_numbers(optimizer: Optimizer, precision: Precision) -> dict[str, float]:
+    """The n and the s of :func:`state_formula`."""
+    states = OPTIMIZERS[optimizer]
+    return {"n": states.count} if states.eight_bit else {"n": states.count, "s": PRECISIONS[precision].state}
+
+
 def nf4_bytes(weights: int, *, double_quant: bool) -> int:
     """Packed weights (half a byte each) with their scales."""
+    return packed_bytes(weights) + scale_bytes(weights, double_quant=double_quant)
+
+
+def packed_bytes(weights: int) -> int:
+    """Of weights in 4 bits, which are one tensor for each matrix."""
+    return math.ceil(weights / 2)
+
+
+def scale_bytes(weights: int, *, double_quant: bool) -> int:
+    """Of their scales, which bitsandbytes keeps beside that tensor (``quant_state``)."""
     blocks = math.ceil(weights / NF4_BLOCK)
-    scales = blocks + 4 * math.ceil(blocks / NF4_NESTED_BLOCK) if double_quant else 4 * blocks
-    return math.ceil(weights / 2) + scales
+    return blocks + 4 * math.ceil(blocks / NF4_NESTED_BLOCK) if double_quant else 4 * blocks
+
+
+def scale_formula(*, double_quant: bool) -> str:
+    """What :func:`scale_bytes` sums up for Q weights."""
+    if double_quant:
+        return f"ceil(Q / {NF4_BLOCK}) + 4 * ceil(Q / {NF4_BLOCK * NF4_NESTED_BLOCK})"
+    return f"4 * ceil(Q / {NF4_BLOCK})"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from deepspeed_provider.sizing import model_states
 from deepspeed_provider.sizing.activations import moments
 from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.buffers import zero_buffers
 from deepspeed_provider.sizing.decoder import Mode
 from deepspeed_provider.sizing.gpu import MOVING, NONE_REDUCED, overhead_step
 from deepspeed_provider.sizing.options import TrainingOptions
@@ -71,7 +72,7 @@ class GpuTotals:
             self._kept: dict[tuple[float, bool, bool], int] = {}
         else:
             self._resident, self._between_passes, self._kept = twin._resident, twin._between_passes, twin._kept
-        buffers = model_states.zero_buffers(architecture, weights, options)
+        buffers = zero_buffers(architecture, weights, options)
         step = overhead_step(buffers, options)
         self._standing = self._resident + _sum(buffers)
         self._gathered = step.moving_bytes
@@ -114,11 +115,7 @@ def _resident(weights: Weights, options: TrainingOptions) -> int:
 
 def _between_passes(architecture: Architecture, weights: Weights, options: TrainingOptions) -> int:
     """The most that is held beside what is resident, with fragmentation, when no pass runs."""
-    found = [model_states.step(architecture, weights, options)]
-    if options.zero_stage < 2 and options.world_size > 1:
-        found.append(model_states.reduction(architecture, weights, options))
-    if options.zero_stage:
-        found.append(model_states.norm(architecture, weights, options))
+    found = model_states.between_passes(architecture, weights, options).values()
     return max(_sum(parts) + _fragmentation(parts, options) for parts in found)
 
 

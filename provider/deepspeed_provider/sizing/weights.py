@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.architecture import Architecture, Layer
 from deepspeed_provider.sizing.lora import Adapters, adapters
-from deepspeed_provider.sizing.options import Method, Precision, TrainingOptions
-from deepspeed_provider.sizing.states import PRECISIONS, Widths, nf4_bytes
+from deepspeed_provider.sizing.options import Method, Precision, QuantStorage, TrainingOptions
+from deepspeed_provider.sizing.states import PRECISIONS, Widths, packed_bytes, scale_bytes
 from deepspeed_provider.sizing.tensor_sizes import Sizes, adapter_sizes, parameter_sizes
 
 
@@ -21,10 +21,15 @@ class Weights:
     frozen: int  # parameters read only and not quantised
     frozen_width: int
     quantized: int  # parameters in 4 bits
-    quantized_bytes: int
+    packed_bytes: int  # of these, without scales
+    scale_bytes: int
     adapters: Adapters | None
     trained_sizes: Sizes  # elements of each trained tensor
     frozen_sizes: Sizes  # of each tensor of the base model under adapters, quantised ones among them
+
+    @property
+    def quantized_bytes(self) -> int:
+        return self.packed_bytes + self.scale_bytes
 
     @property
     def widths(self) -> Widths:
@@ -41,20 +46,22 @@ def weights(architecture: Architecture, options: TrainingOptions) -> Weights:
             frozen=0,
             frozen_width=0,
             quantized=0,
-            quantized_bytes=0,
+            packed_bytes=0,
+            scale_bytes=0,
             adapters=None,
             trained_sizes=parameter_sizes(architecture),
             frozen_sizes=(),
         )
     found = adapters(architecture, rank=options.lora_rank, targets=options.lora_targets)
-    quantized = quantizable(architecture) if options.method is Method.QLORA else 0
+    quantized = quantizable(architecture, options) if options.method is Method.QLORA else 0
     return Weights(
         trained=found.parameters,
         trained_precision=adapter_precision(options),
         frozen=architecture.parameters - quantized,
         frozen_width=unquantized_width(options),
         quantized=quantized,
-        quantized_bytes=nf4_bytes(quantized, double_quant=options.double_quant),
+        packed_bytes=packed_bytes(quantized),
+        scale_bytes=scale_bytes(quantized, double_quant=options.double_quant),
         adapters=found,
         trained_sizes=adapter_sizes(found),
         frozen_sizes=parameter_sizes(architecture),
@@ -72,12 +79,23 @@ def engine_casts(options: TrainingOptions) -> bool:
     return options.zero_stage > 0 and options.precision in (Precision.FP16, Precision.BF16)
 
 
-def quantizable(architecture: Architecture) -> int:
+def quantizable(architecture: Architecture, options: TrainingOptions) -> int:
     """Weights of linear modules in the layers and beside narrower embeddings; bitsandbytes leaves out the head,
-    and bare parameters."""
+    and bare parameters, of which experts are quantised all the same where the options say so."""
     return architecture.embedding_projection_parameters + sum(
-        layer.count * linear.weights for layer in architecture.layers for linear in layer.linears if linear.is_module
+        layer.count * quantizable_in(layer, options) for layer in architecture.layers
     )
+
+
+def quantizable_in(layer: Layer, options: TrainingOptions) -> int:
+    """Of one layer."""
+    experts = options.quantize_experts
+    return sum(linear.weights for linear in layer.linears if linear.is_module or (experts and linear.role != "router"))
+
+
+def partitions_packed(options: TrainingOptions) -> bool:
+    """Whether stage 3 cuts, gathers and offloads weights in 4 bits: only as floating-point numbers."""
+    return options.zero_stage == 3 and options.storage is not QuantStorage.UINT8
 
 
 def unquantized_width(options: TrainingOptions) -> int:

@@ -16,16 +16,17 @@ LONGEST_VALUE: Final = 200
 
 
 def estimate_as_json(found: MemoryEstimate, *, model: str, explain: bool = False) -> dict[str, Any]:
-    """All sizes in bytes, and exact: ``parts`` of a memory sum to its ``total_bytes``.
+    """All sizes in bytes, and exact: ``parts`` of a memory sum to its ``total_bytes``. What the host holds only when
+    it needs less is in ``at_other_moments``.
 
     With ``explain`` each memory also has ``explained``: for each part, its formula with the numbers
-    in it, and its source.
+    in it, these numbers again as numbers, and its source.
     """
     return {
         "model": model,
         "parameters": dataclasses.asdict(found.parameters),
         "gpu": _gpu(found.gpu) | _explained(found.gpu.parts, explain),
-        "host": _store(found.host) | _explained(found.host.parts, explain),
+        "host": _host(found.host) | _explained((*found.host.parts, *found.host.at_other_moments), explain),
         "nvme": _store(found.nvme) | _explained(found.nvme.parts, explain),
         "assumptions": list(found.assumptions),
         "warnings": list(found.warnings),
@@ -61,6 +62,10 @@ def _store(memory: Store) -> dict[str, Any]:
     return {"total_bytes": memory.total_bytes, "parts": _parts(memory.parts)}
 
 
+def _host(memory: Store) -> dict[str, Any]:
+    return _store(memory) | {"peak_at": memory.peak_at, "at_other_moments": _parts(memory.at_other_moments)}
+
+
 def _parts(parts: Iterable[Part]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in parts:
@@ -71,7 +76,12 @@ def _parts(parts: Iterable[Part]) -> dict[str, int]:
 def _explained(parts: Iterable[Part], wanted: bool) -> dict[str, Any]:
     if not wanted:
         return {}
-    return {"explained": {part.name: {"formula": part.explained(), "source": part.source} for part in parts}}
+    return {
+        "explained": {
+            part.name: {"formula": part.explained(), "numbers": dict(part.numbers), "source": part.source}
+            for part in parts
+        }
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -91,7 +91,7 @@ def persistent_elements(sizes: Sizes, threshold: int) -> int:
     return sum(size for size in sizes if size <= threshold)
 
 
-def live_elements(architecture: Architecture, options: TrainingOptions) -> int:
+def live_elements(options: TrainingOptions, *, partitioned: int, largest: int, prefetches: bool) -> int:
     """Gathered parameters at the turn from forward to backward pass, in stage 3.
 
     Two rules of partitioned_param_coordinator.py, whichever keeps more:
@@ -103,10 +103,9 @@ def live_elements(architecture: Architecture, options: TrainingOptions) -> int:
       (_fetch_sub_module_impl). There are about twice as many as tensors, so that the fetched run ahead,
       layer by layer, until ``max_live_parameters`` are there.
 
-    At least the largest module is there whole, and never more than the model.
+    At least the ``largest`` module is there whole, and never more than what is ``partitioned``; elements all.
     """
-    largest = max(architecture.token_embedding_parameters, max(layer.parameters for layer in architecture.layers))
     passes = 3 if options.gradient_checkpointing else 2
     reused = options.stage3_max_reuse_distance // passes
-    ahead = options.stage3_max_live_parameters if buckets(architecture, options).prefetch else 0
-    return min(architecture.parameters, max(largest, reused, ahead))
+    ahead = options.stage3_max_live_parameters if prefetches else 0
+    return min(partitioned, max(largest, reused, ahead))
