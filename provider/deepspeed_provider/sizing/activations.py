@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from deepspeed_provider.sizing.architecture import Architecture
+from deepspeed_provider.sizing.architecture import Architecture, Layer
 from deepspeed_provider.sizing.decoder import Mode, layer_tape
 from deepspeed_provider.sizing.head import head_tape
 from deepspeed_provider.sizing.tape import Footprint
@@ -43,6 +43,12 @@ def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> t
     return _Step(architecture, mode, checkpointing).moments()
 
 
+@lru_cache(maxsize=4096)
+def _of_layer(architecture: Architecture, layer: Layer, mode: Mode, *, needs_grad: bool = True) -> Footprint:
+    """The same with checkpointing and without: what differs is when it is asked for."""
+    return layer_tape(architecture, layer, mode, needs_grad=needs_grad).run()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Transient:
     """Bytes beyond what is kept from before: without any weight's gradient, and with those of one kind."""
@@ -55,7 +61,7 @@ class _Transient:
 class _Step:
     def __init__(self, architecture: Architecture, mode: Mode, checkpointing: bool) -> None:
         self.architecture, self.mode, self.checkpointing = architecture, mode, checkpointing
-        self.layers = [(layer.count, layer_tape(architecture, layer, mode).run()) for layer in architecture.layers]
+        self.layers = [(layer.count, _of_layer(architecture, layer, mode)) for layer in architecture.layers]
         self.first = self._first_layer()
         self.stream = mode.tokens * architecture.hidden_size * mode.stream_width
         self.whole_mask = _mask(architecture, mode)
@@ -71,7 +77,7 @@ class _Step:
         """Checkpointing makes even a frozen embedding's output ask for its gradient; else autograd starts later."""
         if self.mode.trains_base or self.checkpointing:
             return self.layers[0][1]
-        return layer_tape(self.architecture, self.architecture.layers[0], self.mode, needs_grad=False).run()
+        return _of_layer(self.architecture, self.architecture.layers[0], self.mode, needs_grad=False)
 
     def moments(self) -> tuple[Moment, ...]:
         program, held = head_tape(self.architecture, self.mode)
