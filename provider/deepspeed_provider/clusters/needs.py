@@ -44,13 +44,9 @@ class Needs:
     """Of one job. Raises :class:`SpecError` for LoRA targets that the model does not have."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self._counted = _Counted(job)
         self._shapes: dict[tuple[int, int, bool], tuple[LayoutNeeds, ...]] = {}
         self._layouts: dict[tuple[Layout, int, int], LayoutNeeds] = {}
-        self._weights: dict[bool, Weights] = {}
-        self._gpus: dict[tuple[object, ...], GpuTotals] = {}
-        self._hosts: dict[tuple[object, ...], int] = {}
-        self._activations: dict[tuple[bool, bool, int], tuple[Activations, ...]] = {}
 
     def of(self, hardware: Hardware) -> tuple[LayoutNeeds, ...]:
         """Each layout's needs there, the simplest layout first."""
@@ -58,15 +54,26 @@ class Needs:
         key = (hardware.gpus_per_node, hardware.nodes, has_nvme)
         found = self._shapes.get(key)
         if found is None:
-            tried = layouts(self.job.options.method, alone=hardware.world_size == 1, has_nvme=has_nvme)
+            tried = layouts(self._counted.job.options.method, alone=hardware.world_size == 1, has_nvme=has_nvme)
             found = self._shapes[key] = tuple(self._of_layout(layout, hardware) for layout in tried)
         return found
 
     def _of_layout(self, layout: Layout, hardware: Hardware) -> LayoutNeeds:
         key = (layout, hardware.gpus_per_node, hardware.nodes)
         if key not in self._layouts:
-            self._layouts[key] = LayoutNeeds(self, layout, hardware)
+            self._layouts[key] = LayoutNeeds(self._counted, layout, hardware)
         return self._layouts[key]
+
+
+class _Counted:
+    """Numbers that several layouts share."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._weights: dict[bool, Weights] = {}
+        self._gpus: dict[tuple[object, ...], GpuTotals] = {}
+        self._hosts: dict[tuple[object, ...], int] = {}
+        self._activations: dict[tuple[bool, bool, int], tuple[Activations, ...]] = {}
 
     def weights(self, options: TrainingOptions) -> Weights:
         """One copy serves all options with ZeRO, another those without."""
@@ -115,23 +122,23 @@ class Needs:
 class LayoutNeeds:
     """Of one layout on hardware of one shape, by micro-batch, accumulated to the effective batch."""
 
-    def __init__(self, needs: Needs, layout: Layout, hardware: Hardware) -> None:
+    def __init__(self, counted: _Counted, layout: Layout, hardware: Hardware) -> None:
         self.layout = layout
-        self._needs = needs
-        self._per_gpu = needs.job.effective_batch_size // hardware.world_size
+        self._counted = counted
+        self._per_gpu = counted.job.effective_batch_size // hardware.world_size
         self._options = options_for(
-            needs.job,
+            counted.job,
             layout,
             hardware.gpu,
             gpus_per_node=hardware.gpus_per_node,
             nodes=hardware.nodes,
             micro_batch_size=1,
         )
-        self._totals = needs.gpu(self._options)
+        self._totals = counted.gpu(self._options)
         self.least_gpu_bytes = self._totals.least_bytes
         self._nvme = 0
         if layout.offload_device is OffloadDevice.NVME:
-            self._nvme = sum(part.bytes for part in nvme_parts(needs.weights(self._options), self._options))
+            self._nvme = sum(part.bytes for part in nvme_parts(counted.weights(self._options), self._options))
         self._hosts: dict[bool, int] = {}
         self._gpu: dict[int, int] = {}
 
@@ -181,7 +188,7 @@ class LayoutNeeds:
     def _gpu_bytes(self, micro_batch_size: int) -> int:
         found = self._gpu.get(micro_batch_size)
         if found is None:
-            moments = self._needs.activations(self._options, micro_batch_size)
+            moments = self._counted.activations(self._options, micro_batch_size)
             accumulates = micro_batch_size < self._per_gpu
             found = self._gpu[micro_batch_size] = self._totals.total_bytes(moments, accumulates=accumulates)
         return found
@@ -190,7 +197,7 @@ class LayoutNeeds:
         accumulates = micro_batch_size < self._per_gpu
         found = self._hosts.get(accumulates)
         if found is None:
-            found = self._hosts[accumulates] = self._needs.host_bytes(self._options, accumulates=accumulates)
+            found = self._hosts[accumulates] = self._counted.host_bytes(self._options, accumulates=accumulates)
         return found
 
 
