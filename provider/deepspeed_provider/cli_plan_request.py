@@ -120,10 +120,14 @@ def _unknown(name: str, value: object) -> FieldProblem:
 
 def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
-    found = node_types(tier=_chosen(given, "tier", Tier) or Tier.PREMIUM)
-    if "catalog" not in given:
+    problems: list[FieldProblem] = []
+    tier = tried(lambda: _chosen(given, "tier", Tier), problems) or Tier.PREMIUM
+    rows = tried(lambda: _rows(given["catalog"]), problems) if "catalog" in given else []
+    if problems:
+        raise SpecError(problems)
+    found = node_types(tier=tier)
+    if not rows:
         return found
-    rows = _rows(given["catalog"])
     try:
         return with_overrides(found, rows)
     except SpecError as error:

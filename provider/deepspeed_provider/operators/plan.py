@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from deepspeed_provider.errors import SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -135,11 +135,17 @@ class GpuPlanOperator(BaseOperator):
     def _request(self) -> dict[str, Any]:
         """The options by their names; None is not given."""
         fields = {name: getattr(self, name) for name in self.template_fields if name != "options"}
-        if isinstance(self.node_type, str):
-            fields["node_type"] = [name.strip() for name in self.node_type.split(",") if name.strip()]
-        given = {name: value for name, value in fields.items() if not _is_blank(value)}
-        return {**{name: value for name, value in (self.options or {}).items() if not _is_blank(value)}, **given}
+        options = self.options or {}
+        if not isinstance(options, Mapping):
+            text = "should be a mapping of options"
+            raise SpecError(
+                [FieldProblem(field="options", value=options, problem=text, suggestion="Use {'lora_rank': 8}.")]
+            )
+        given = {name: value for name, value in (*options.items(), *fields.items()) if not _is_blank(value)}
+        if isinstance(given.get("node_type"), str):
+            given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
+        return given
 
 
 def _is_blank(value: Any) -> bool:
-    return value is None or value == [] or (isinstance(value, str) and value.strip().lower() in NOT_GIVEN)
+    return value is None or (isinstance(value, str) and value.strip().lower() in NOT_GIVEN)
