@@ -112,13 +112,14 @@ def estimate(architecture: Architecture, options: TrainingOptions) -> MemoryEsti
     """
     found = weights(architecture, options)
     parts, peak_at = gpu_parts(architecture, found, options)
+    gpu = GpuMemory(parts=parts, peak_at=peak_at)
     return MemoryEstimate(
         parameters=_counts(architecture, found),
-        gpu=GpuMemory(parts=parts, peak_at=peak_at),
+        gpu=gpu,
         host=_host(found, options),
         nvme=Store(parts=nvme_parts(found, options)),
-        assumptions=notes.assumptions(options),
-        warnings=notes.warnings(architecture, found, options),
+        assumptions=notes.assumptions(found, options),
+        warnings=notes.warnings(architecture, found, options, gpu_bytes=gpu.total_bytes),
     )
 
 

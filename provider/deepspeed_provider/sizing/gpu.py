@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from deepspeed_provider.sizing import model_states
 from deepspeed_provider.sizing.activations import Moment, moments
@@ -31,6 +32,13 @@ MOVING = frozenset(
 )
 
 
+_CUBLAS: Final = Part(
+    name="cublas_workspace",
+    bytes=CUBLAS_WORKSPACE_BYTES,
+    formula="threads * workspace",
+    numbers={"threads": 2, "workspace": CUBLAS_WORKSPACE_BYTES // 2},
+    source="one workspace each for the forward and the backward thread",
+)
 # Moments before any gradient has gone to its rank.
 NONE_REDUCED = frozenset({"last layer forward", "head"})
 
@@ -93,17 +101,7 @@ def mode(architecture: Architecture, weights: Weights, options: TrainingOptions)
 
 
 def _resident(weights: Weights, options: TrainingOptions) -> list[Part]:
-    return [*model_states.weight_parts(weights, options), *model_states.optimizer_parts(weights, options), _cublas()]
-
-
-def _cublas() -> Part:
-    return Part(
-        name="cublas_workspace",
-        bytes=CUBLAS_WORKSPACE_BYTES,
-        formula="threads * workspace",
-        numbers={"threads": 2, "workspace": CUBLAS_WORKSPACE_BYTES // 2},
-        source="one workspace each for the forward and the backward thread",
-    )
+    return [*model_states.weight_parts(weights, options), *model_states.optimizer_parts(weights, options), _CUBLAS]
 
 
 def _at(moment: Moment, weights: Weights, options: TrainingOptions) -> list[Part]:
@@ -119,10 +117,14 @@ def _at(moment: Moment, weights: Weights, options: TrainingOptions) -> list[Part
 
 def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:
     """What of these parts the overhead depends on."""
-    sizes = {part.name: part.bytes for part in parts}
+    moving = logits = 0
+    for part in parts:
+        if part.name in MOVING:
+            moving += part.bytes
+            logits += part.bytes if part.name == "logits_and_loss" else 0
     return Step(
-        moving_bytes=sum(size for name, size in sizes.items() if name in MOVING),
-        logits_bytes=sizes.get("logits_and_loss", 0),
+        moving_bytes=moving,
+        logits_bytes=logits,
         gathers=options.zero_stage == 3 and options.world_size > 1,
         lengths_change=options.padding is Padding.LONGEST,
         world_size=options.world_size,

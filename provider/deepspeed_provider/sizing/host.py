@@ -42,7 +42,7 @@ def host_moments(weights: Weights, options: TrainingOptions) -> dict[str, tuple[
     training = [
         *offloaded,
         *_offload_buffers(weights, options),
-        *_staging(weights, options),
+        *swap_buffers(weights, options),
         *_paged(weights, options),
     ]
     # Partitions of parameters are there before they are filled, optimizer states only afterwards.
@@ -181,7 +181,7 @@ def _next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _staging(weights: Weights, options: TrainingOptions) -> list[Part]:
+def swap_buffers(weights: Weights, options: TrainingOptions) -> list[Part]:
     """Locked buffers of the host through which NVMe is read and written, for each rank."""
     if options.offload_device is not OffloadDevice.NVME:
         return []

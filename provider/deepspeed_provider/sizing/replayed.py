@@ -8,7 +8,6 @@ what is not proportional: scores of eager attention, a first layer that keeps le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 from deepspeed_provider.sizing.architecture import Architecture
@@ -25,7 +24,7 @@ def with_formula(part: Part, architecture: Architecture, how: Mode) -> Part:
     if explain is None:
         return part
     formula, numbers = explain(part.bytes, architecture, how)
-    return replace(part, formula=formula, numbers=numbers, source=_TAPE)
+    return Part(name=part.name, bytes=part.bytes, formula=formula, numbers=numbers, source=_TAPE)
 
 
 def _checkpoints(size: int, architecture: Architecture, how: Mode) -> Formula:

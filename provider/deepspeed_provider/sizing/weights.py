@@ -89,8 +89,18 @@ def quantizable(architecture: Architecture, options: TrainingOptions) -> int:
 
 def quantizable_in(layer: Layer, options: TrainingOptions) -> int:
     """Of one layer."""
-    experts = options.quantize_experts
-    return sum(linear.weights for linear in layer.linears if linear.is_module or (experts and linear.role != "router"))
+    return sum(linear.weights for linear in layer.linears if linear.is_module) + (
+        _experts_in(layer) if options.quantize_experts else 0
+    )
+
+
+def experts_in_4_bits(architecture: Architecture) -> int:
+    """Weights of experts that are bare parameters: in 4 bits only where the options say so."""
+    return sum(layer.count * _experts_in(layer) for layer in architecture.layers)
+
+
+def _experts_in(layer: Layer) -> int:
+    return sum(linear.weights for linear in layer.linears if not linear.is_module and linear.role != "router")
 
 
 def partitions_packed(options: TrainingOptions) -> bool:
