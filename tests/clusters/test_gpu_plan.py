@@ -138,7 +138,7 @@ def test_spot_says_what_may_happen():
     plan = gpu_plan(job("gpt2", {}), node_types(), limits, objective=Objective.TIME)
     text = " ".join(plan.warnings)
     assert "taken away" in text
-    assert "The driver runs on demand" in text
+    assert "Spot machines may be taken away" in text
     assert plan.cluster["gcp_attributes"]["availability"] == "PREEMPTIBLE_WITH_FALLBACK_GCP"
 
 

@@ -92,7 +92,10 @@ class Priced:
 
     @cached_property
     def usd_per_hour(self) -> float:
-        return (self.nodes + self.drivers) * self.node_type.usd_per_hour(spot=self.spot)
+        """Of the whole cluster. A spot cluster's driver stays on demand, where it is sold so."""
+        driver_on_spot = self.spot and not self.node_type.priced()
+        workers = self.nodes * self.node_type.usd_per_hour(spot=self.spot)
+        return workers + self.drivers * self.node_type.usd_per_hour(spot=driver_on_spot)
 
     @cached_property
     def training_hours(self) -> float:

@@ -132,13 +132,9 @@ def _available(
 
 
 def _warnings(best: Candidate) -> list[str]:
-    node_type = best.node_type
     found = list(best.memory.warnings)
-    if best.spot and best.drivers and node_type.priced():
-        more = node_type.usd_per_hour() - node_type.usd_per_hour(spot=True)
-        found.append(f"The driver runs on demand: ${more:,.2f} an hour more than the spot price that is counted.")
     if best.spot:
-        found.append("Spot machines may be taken away: the run then starts again from its last checkpoint.")
+        found.append("Spot machines may be taken away: the run then starts again.")
     if needs_libaio(best):
         found.append(f"The script {LIBAIO_SCRIPT_NAME} must lie in the script folder before the cluster starts.")
     if best.options.method is not Method.FULL:

@@ -20,6 +20,8 @@ def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) 
     ]
     if any(one.drivers for one in found):
         stated.append("A cluster of several workers has a driver of their type, which is billed and does not train.")
+        if constraints.spot:
+            stated.append("The driver of a spot cluster runs on demand, and is priced so.")
     if any(one.nodes > 1 and one.node_type.poor_network for one in found):
         stated.append(f"Where the network is poor, several nodes are taken to be {POOR_NETWORK_FACTOR:g} times slower.")
     return (*stated, *_prices(found, spot=constraints.spot))
