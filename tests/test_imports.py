@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(deepspeed_provider.__file__).parent
 HEAVY = ("torch", "deepspeed", "transformers", "mlflow", "pyspark", "peft", "pandas", "pyarrow", "grpc")
 PURE = (
-    *("spec", "planning", "errors", "deepspeed_config.generate", "deepspeed_config.check"),
+    *("spec", "planning", "handover", "errors", "deepspeed_config.generate", "deepspeed_config.check"),
     *("clusters.gpu_plan", "clusters.cluster_body", "clusters.wire"),
 )
 AIRFLOW_SIDE = (

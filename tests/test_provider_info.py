@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +13,9 @@ from pathlib import Path
 import airflow
 import jsonschema
 from deepspeed_provider.provider_info import PACKAGE_NAME, get_provider_info
+
+DAGS = Path(__file__).parent.parent / "dags"
+OPERATORS = re.compile(r"^from (deepspeed_provider\.operators\.\w+) import", re.MULTILINE)
 
 PROBE = """
 import json, sys
@@ -62,3 +66,12 @@ def test_every_named_class_exists() -> None:
     for path in [*info["extra-links"], info["connection-types"][0]["hook-class-name"]]:
         module, _, name = path.rpartition(".")
         assert hasattr(import_module(module), name)
+
+
+def test_every_operator_is_in_a_named_module() -> None:
+    """A user of the provider's page looks for those of the shipped DAGs there."""
+    (operators,) = get_provider_info()["operators"]
+    used = [name for path in sorted(DAGS.glob("*.py")) for name in OPERATORS.findall(path.read_text())]
+    assert set(used) == set(operators["python-modules"])
+    for name in operators["python-modules"]:
+        import_module(name)

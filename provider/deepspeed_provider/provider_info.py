@@ -15,8 +15,10 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": PACKAGE_NAME,
         "name": "DeepSpeed",
-        "description": "Durable DeepSpeed fine-tunes of language models over Spark Connect.",
+        "description": "Plans and runs durable DeepSpeed fine-tunes of language models over Spark Connect.",
         "versions": [__version__],
+        "integrations": [{"integration-name": "DeepSpeed", "external-doc-url": "https://www.deepspeed.ai"}],
+        "operators": [{"integration-name": "DeepSpeed", "python-modules": list(_OPERATORS)}],
         "connection-types": [_SPARK_CONNECT],
         "extra-links": [
             "deepspeed_provider.links.MlflowRunLink",
@@ -24,6 +26,8 @@ def get_provider_info() -> dict[str, Any]:
         ],
     }
 
+
+_OPERATORS = tuple(f"deepspeed_provider.operators.{name}" for name in ("dataset", "finetune", "plan", "register"))
 
 _SPARK_CONNECT: dict[str, Any] = {
     "connection-type": "spark_connect",

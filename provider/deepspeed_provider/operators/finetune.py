@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
+from deepspeed_provider.handover import plan_with_config, plan_with_gpu_plan
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.planning import Hardware, Plan, evaluation_plan, finetune_plan, plan
@@ -62,9 +63,13 @@ class TrainingJobOperator(DurableRunOperator):
         """The plan of the spec, made once per execution and shown with its reasons."""
         if self._plan is None:
             spec = self.spec if isinstance(self.spec, FineTuneSpec) else FineTuneSpec.from_params(self.spec)
-            self._plan = plan(spec, self.get_hardware(spec))
+            self._plan = self.make_plan(spec, self.get_hardware(spec))
             self.log.info("Plan:\n%s", "\n".join(f"  {reason}" for reason in self._plan.reasons))
         return self._plan
+
+    def make_plan(self, spec: FineTuneSpec, hardware: Hardware) -> Plan:
+        """Settings that suit the hardware. Raises :class:`SpecError` where there are none."""
+        return plan(spec, hardware)
 
     @property
     def dataset_uri(self) -> str:
@@ -107,7 +112,35 @@ class DeepSpeedFineTuneOperator(TrainingJobOperator):
 
     Returns the run's result (``metrics``, ``model_uri``, ``mlflow_model_uri``, …) with ``output_uri``,
     ``dataset_uri``, ``mlflow_run_id`` and ``mlflow_url``.
+
+    :param plan: what ``GpuPlanOperator`` returned, also as JSON: its precision, ZeRO stage, offload, batch and
+        checkpointing are used, if the connection's hardware (the spec's ``ranks``, ``nodes``, ``use_gpu``) is what it
+        was made for. Without it settings follow the hardware.
+    :param deepspeed_config: instead, a configuration of your own, as a mapping or JSON. It is checked, and used as it
+        is; an error that the checker finds fails the task before anything is submitted.
     """
+
+    template_fields: Sequence[str] = (*TrainingJobOperator.template_fields, "plan", "deepspeed_config")
+
+    def __init__(
+        self,
+        *,
+        plan: Mapping[str, Any] | str | None = None,
+        deepspeed_config: Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if plan is not None and deepspeed_config is not None:
+            raise ValueError("plan and deepspeed_config: a plan has its own configuration. Give one of them.")
+        self.plan = plan
+        self.deepspeed_config = deepspeed_config
+
+    def make_plan(self, spec: FineTuneSpec, hardware: Hardware) -> Plan:
+        if self.plan is not None:
+            return plan_with_gpu_plan(spec, hardware, self.plan)
+        if self.deepspeed_config is not None:
+            return plan_with_config(spec, hardware, self.deepspeed_config)
+        return super().make_plan(spec, hardware)
 
     def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:
         return self._request(finetune_plan(self.get_plan(), **self._places(token, output_uri, mlflow_run_id)))
