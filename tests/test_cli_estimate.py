@@ -136,6 +136,16 @@ class TestForAPerson:
         words, _ = WAYS["offload to nvme"]
         assert "NVMe of one node" in run("--model", "gpt2", *words).output
 
+    def test_what_the_host_holds_only_when_it_needs_less(self):
+        words = ("--model", "llama-2-7b-hf", "--zero-stage", "3", "--offload", "optimizer")
+        said = run(*words).output
+        assert "Host memory of one node, at its peak: training" in said
+        assert "Not at that moment, and not in the total: checkpoint_loading 12.55 GiB" in said
+        host = as_json(*words)["host"]
+        assert host["peak_at"] == "training"
+        assert host["at_other_moments"] == {"checkpoint_loading": 13_476_831_232}
+        assert host["total_bytes"] == sum(host["parts"].values())
+
     def test_assumptions_and_warnings_are_seen(self):
         said = run("--model", "gpt2", "--sequence-length", "4096").output
         assert "Assumptions" in said
