@@ -51,10 +51,10 @@ class Calibration:
 
 CALIBRATION: Final = Calibration(
     in_place=Fragmentation(fixed_bytes=375 * MIB, moving_share=0),
-    gathered=Fragmentation(fixed_bytes=1250 * MIB, moving_share=0.2),
+    gathered=Fragmentation(fixed_bytes=1125 * MIB, moving_share=0.2),
     changing_lengths=2,
     cuda_context_bytes=975 * MIB,
-    nccl_bytes=1650 * MIB,
+    nccl_bytes=1800 * MIB,
 )
 
 
