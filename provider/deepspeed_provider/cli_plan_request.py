@@ -22,7 +22,7 @@ from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_t
 from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.model_source import ModelSource, parse_parameter_count
-from deepspeed_provider.sizing.options import TrainingOptions
+from deepspeed_provider.sizing.options import Method, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
 EFFECTIVE_BATCH_SIZE: Final = 64
@@ -103,10 +103,15 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
 
 
 def planned_as_json(found: Planned) -> dict[str, Any]:
-    """What ``plan --json`` prints, and a DAG hands on: the plan with its model and method."""
+    """What ``plan --json`` prints, and a DAG hands on: the plan with its model and method.
+
+    ``lora_rank`` is None for a full fine-tune.
+    """
+    options = found.plan.job.options
     return {
         "model": found.model,
-        "method": found.plan.job.options.method.value,
+        "method": options.method.value,
+        "lora_rank": None if options.method is Method.FULL else options.lora_rank,
         **plan_as_json(found.plan),
         "assumptions": list(found.assumptions),
     }

@@ -60,6 +60,7 @@ class _GpuPlan:
 
     model: str
     method: str
+    lora_rank: int | None
     sequence_length: int
     effective_batch_size: int
     chosen: _Chosen
@@ -205,6 +206,10 @@ def _other_training(spec: FineTuneSpec, asked: _GpuPlan) -> list[FieldProblem]:
     if method != asked.method:
         text = f"the plan is for {asked.method}"
         problems.append(_problem("method", method, text, f"Use it, or plan with method {method!r}."))
+    elif asked.lora_rank is not None and spec.lora_rank > asked.lora_rank:
+        text = f"the plan is for adapters of rank {asked.lora_rank}"
+        works = f"Use at most {asked.lora_rank}, or plan with lora_rank {spec.lora_rank}."
+        problems.append(_problem("lora_rank", spec.lora_rank, text, works))
     if length > asked.sequence_length:
         text = f"the plan is for sequences of {asked.sequence_length} tokens"
         works = f"Use at most {asked.sequence_length}, or plan with sequence_length {length}."

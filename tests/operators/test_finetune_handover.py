@@ -144,6 +144,11 @@ class TestAPlan:
         for part in said:
             assert part in text
 
+    def test_larger_adapters_than_planned_are_refused(self) -> None:
+        plan = PLANS["fp16"]
+        text = refused(lambda: operator(plan, spec=spec_for(plan, lora_rank=64)))
+        assert "lora_rank = 64: the plan is for adapters of rank 16" in text
+
     @pytest.mark.parametrize(
         ("given", "said"),
         [
