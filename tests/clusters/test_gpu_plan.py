@@ -7,16 +7,19 @@ import json
 
 import pytest
 from databricks.sdk.service import compute
+from deepspeed_provider.clusters.candidate import candidate
 from deepspeed_provider.clusters.engine_settings import engine_settings, with_buckets
 from deepspeed_provider.clusters.gpu_plan import gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
+from deepspeed_provider.clusters.settings import layouts
 from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts
+from deepspeed_provider.errors import SpecError
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
-from deepspeed_provider.sizing.options import Attention, Method, Optimizer, QuantStorage, parse_options
+from deepspeed_provider.sizing.options import Attention, Method, Offload, Optimizer, QuantStorage, parse_options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +103,35 @@ def test_packages_that_no_runtime_has_are_named(plan):
     assert ("bitsandbytes" in text) == (method is Method.QLORA)
 
 
+@pytest.mark.parametrize("optimizer", Optimizer)
+@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("alone", [True, False], ids=["one GPU", "several"])
+def test_only_adamw_has_layouts_with_offload(method, optimizer, alone):
+    found = layouts(method, alone=alone, has_nvme=True, optimizer=optimizer)
+    assert found
+    offloads = any(layout.offload is not Offload.NONE for layout in found)
+    assert offloads == (optimizer is Optimizer.ADAMW)
+    if offloads:
+        assert found == layouts(method, alone=alone, has_nvme=True)
+
+
+@pytest.mark.parametrize("optimizer", [kind for kind in Optimizer if kind is not Optimizer.ADAMW])
+def test_no_configuration_offloads_what_cannot_step_on_the_cpu(optimizer):
+    found = job("gpt2", {"optimizer": optimizer})
+    (kind,) = (one for one in node_types() if one.named("g5.12xlarge"))
+    layout = next(one for one in layouts(Method.FULL, alone=False, has_nvme=False) if one.offload is Offload.OPTIMIZER)
+    with pytest.raises(SpecError, match=f"optimizer = '{optimizer}'.*only Adam on the CPU.*Use adamw"):
+        engine_settings(candidate(found, kind, 1, layout, 1, spot=False))
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_a_training_that_is_not_ours_is_named(optimizer):
+    plan = gpu_plan(job("gpt2", {"optimizer": optimizer}), node_types(), Constraints(clouds=frozenset([Cloud.AWS])))
+    other = optimizer is not Optimizer.ADAMW
+    assert any(f"never {optimizer}: this plan is for a training of your own" in text for text in plan.warnings) == other
+    assert any(f"The states of {optimizer} stay on the GPUs" in text for text in plan.assumptions) == other
+
+
 def test_nothing_fits():
     limits = Constraints(clouds=frozenset([Cloud.AWS]), max_nodes=1, node_type_ids=frozenset(["g5.xlarge"]))
     plan = gpu_plan(job("llama-2-70b-hf", {}), node_types(), limits)
@@ -178,7 +210,13 @@ def test_whatever_is_chosen_fits_is_accepted_and_can_be_asked_for(
     model, options, batch, ids, max_nodes, objective, spot
 ):
     limits = Constraints(node_type_ids=frozenset(ids), max_nodes=max_nodes, spot=spot)
-    plan = gpu_plan(job(model, options, batch=batch), node_types(), limits, objective=objective, top=1)
+    try:
+        plan = gpu_plan(job(model, options, batch=batch), node_types(), limits, objective=objective, top=1)
+    except SpecError as error:
+        fields = [problem.field for problem in error.problems]
+        assert fields == ["optimizer"]
+        assert options["optimizer"] is not Optimizer.ADAMW
+        return
     best = plan.choice.best
     if best is None:
         assert plan.cluster is plan.deepspeed_config is None
@@ -197,4 +235,5 @@ def test_whatever_is_chosen_fits_is_accepted_and_can_be_asked_for(
         trained_parameters=memory.parameters.trainable,
     )
     assert check(plan.deepspeed_config, facts) == []
+    assert options["optimizer"] is Optimizer.ADAMW or best.options.offload is Offload.NONE
     assert compute.ClusterSpec.from_dict(plan.cluster).as_dict() == plan.cluster

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.settings import steps_on_cpu
 from deepspeed_provider.deepspeed_config.buckets import bucket_sizes
 from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings
+from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.options import TrainingOptions
 from deepspeed_provider.sizing.weights import weights
@@ -14,8 +16,13 @@ GRADIENT_CLIPPING = 1.0
 
 
 def engine_settings(candidate: Candidate, *, gradient_clipping: float = GRADIENT_CLIPPING) -> EngineSettings:
-    """What DeepSpeed must know of it. ``gradient_clipping``: largest global norm of the gradients."""
+    """What DeepSpeed must know of it. ``gradient_clipping``: largest global norm of the gradients.
+
+    Raises :class:`SpecError` for an optimizer whose states cannot leave the GPU, where they would.
+    """
     options, found = candidate.options, weights(candidate.architecture, candidate.options)
+    if options.offloads_optimizer and not steps_on_cpu(options.optimizer):
+        raise SpecError([_not_on_cpu(options)])
     return EngineSettings(
         batch=BatchTriple(
             micro_batch_size=options.micro_batch_size,
@@ -31,6 +38,15 @@ def engine_settings(candidate: Candidate, *, gradient_clipping: float = GRADIENT
         parameters=candidate.architecture.parameters,
         trained_parameters=found.trained,
         largest_parameter=max((*found.trained_sizes, *found.frozen_sizes), default=None),
+    )
+
+
+def _not_on_cpu(options: TrainingOptions) -> FieldProblem:
+    return FieldProblem(
+        field="optimizer",
+        value=options.optimizer.value,
+        problem="the best that fits offloads optimizer states, and DeepSpeed steps only Adam on the CPU",
+        suggestion="Use adamw, or ask for larger GPUs by node_type or min_compute_capability.",
     )
 
 

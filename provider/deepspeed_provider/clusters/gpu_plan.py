@@ -20,7 +20,7 @@ from deepspeed_provider.clusters.node_type import Cloud, NodeType
 from deepspeed_provider.clusters.node_types import restricted
 from deepspeed_provider.clusters.search import Choice, search, what_would_fit
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
-from deepspeed_provider.sizing.options import Attention, Method
+from deepspeed_provider.sizing.options import Attention, Method, Optimizer
 
 # Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
 FLASH_COMPUTE_CAPABILITY = (8, 0)
@@ -69,7 +69,8 @@ def gpu_plan(
 ) -> GpuPlan:
     """``workspace``: its answer to list-node-types, to which the search is then restricted.
 
-    Raises :class:`SpecError` for LoRA targets that the model does not have, and for what is no such answer.
+    Raises :class:`SpecError` for LoRA targets that the model does not have, for what is no such answer, and for an
+    optimizer whose states would have to leave the GPU and cannot.
     """
     job = replace(job, options=with_buckets(job.architecture, job.options))
     constraints = _with_kernels(job, constraints)
@@ -137,6 +138,11 @@ def _warnings(best: Candidate) -> list[str]:
         found.append("Spot machines may be taken away: the run then starts again.")
     if needs_libaio(best):
         found.append(f"The script {LIBAIO_SCRIPT_NAME} must lie in the script folder before the cluster starts.")
+    if best.options.optimizer is not Optimizer.ADAMW:
+        found.append(
+            f"The training of this package steps with AdamW, never {best.options.optimizer}: this plan is for a "
+            "training of your own."
+        )
     if best.options.method is not Method.FULL:
         packages = "peft and bitsandbytes" if best.options.method is Method.QLORA else "peft"
         found.append(f"No runtime of Databricks holds {packages}, which the task has to install.")

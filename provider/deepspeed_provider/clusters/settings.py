@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from deepspeed_provider.clusters.gpus import Gpu
 from deepspeed_provider.clusters.job import Job
-from deepspeed_provider.sizing.options import Method, Offload, OffloadDevice, Precision, TrainingOptions
+from deepspeed_provider.sizing.options import Method, Offload, OffloadDevice, Optimizer, Precision, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,11 @@ _TOGETHER = (
 
 
 @lru_cache(maxsize=64)
-def layouts(method: Method, *, alone: bool, has_nvme: bool) -> tuple[Layout, ...]:
-    """All layouts for one GPU (``alone``) or several. QLoRA's 4-bit weights do not go with stage 3.
+def layouts(
+    method: Method, *, alone: bool, has_nvme: bool, optimizer: Optimizer = Optimizer.ADAMW
+) -> tuple[Layout, ...]:
+    """All layouts for one GPU (``alone``) or several. QLoRA's 4-bit weights do not go with stage 3,
+    and only AdamW's states leave the GPU.
 
     Adapters always go with ZeRO: without, they stay in fp32, which is slower than stage 1. In some shapes it would
     need up to about half a GiB less, which is given up.
@@ -53,6 +56,8 @@ def layouts(method: Method, *, alone: bool, has_nvme: bool) -> tuple[Layout, ...
     found = []
     for stage, offload in _ALONE if alone else _TOGETHER:
         if (method is Method.QLORA and stage == 3) or (method is not Method.FULL and stage == 0):
+            continue
+        if offload is not Offload.NONE and not steps_on_cpu(optimizer):
             continue
         devices = [OffloadDevice.CPU]
         if offload is not Offload.NONE and stage == 3 and has_nvme:
@@ -63,6 +68,12 @@ def layouts(method: Method, *, alone: bool, has_nvme: bool) -> tuple[Layout, ...
             for checkpointing in (False, True)
         ]
     return tuple(found)
+
+
+def steps_on_cpu(optimizer: Optimizer) -> bool:
+    """Whether its states can be offloaded: DeepSpeed's step on the CPU is Adam's, and it refuses a training's own other
+    optimizer there; bitsandbytes' 8-bit and paged optimizers step on the GPU only."""
+    return optimizer is Optimizer.ADAMW
 
 
 def precision(gpu: Gpu) -> Precision:

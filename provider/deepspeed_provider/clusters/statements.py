@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job
 from deepspeed_provider.clusters.node_type import NodeType, Support
+from deepspeed_provider.clusters.settings import steps_on_cpu
 
 
 def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) -> tuple[str, ...]:
@@ -24,6 +25,8 @@ def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) 
             stated.append("The driver of a spot cluster runs on demand, and is priced so.")
     if any(one.nodes > 1 and one.node_type.poor_network for one in found):
         stated.append(f"Where the network is poor, several nodes are taken to be {POOR_NETWORK_FACTOR:g} times slower.")
+    if not steps_on_cpu(job.options.optimizer):
+        stated.append(f"The states of {job.options.optimizer} stay on the GPUs: DeepSpeed steps only Adam on the CPU.")
     return (*stated, *_prices(found, spot=constraints.spot))
 
 
