@@ -12,10 +12,12 @@ from deepspeed_provider.clusters.engine_settings import engine_settings, with_bu
 from deepspeed_provider.clusters.gpu_plan import gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
+from deepspeed_provider.clusters.runtimes import runtime
 from deepspeed_provider.clusters.settings import layouts
 from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts
+from deepspeed_provider.deepspeed_config.schema import schema
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
@@ -130,6 +132,26 @@ def test_a_training_that_is_not_ours_is_named(optimizer):
     other = optimizer is not Optimizer.ADAMW
     assert any(f"never {optimizer}: this plan is for a training of your own" in text for text in plan.warnings) == other
     assert any(f"The states of {optimizer} stay on the GPUs" in text for text in plan.assumptions) == other
+
+
+def test_what_offloads_is_priced_by_unmeasured_rates(plan):
+    offloads = plan.choice.best.options.offload is not Offload.NONE
+    assert any("offloaded states" in text and "not measured" in text for text in plan.warnings) == offloads
+
+
+def test_one_that_offloads_says_so():
+    limits = Constraints(node_type_ids=frozenset(["g5.48xlarge"]), max_nodes=1)
+    plan = gpu_plan(job("llama-2-13b-hf", {}), node_types(), limits)
+    assert plan.choice.best.options.offload is not Offload.NONE
+    assert any("offloaded states" in text for text in plan.warnings)
+
+
+def test_the_runtimes_older_deepspeed_is_named(plan):
+    found = runtime(plan.cluster["spark_version"])
+    assert found.deepspeed != schema().version
+    (text,) = (text for text in plan.warnings if "holds DeepSpeed" in text)
+    for part in (found.spark_version, found.deepspeed, found.date, f"deepspeed=={schema().version}"):
+        assert part in text
 
 
 def test_nothing_fits():

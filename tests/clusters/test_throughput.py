@@ -8,15 +8,18 @@ import itertools
 
 import pytest
 from deepspeed_provider.clusters.calibration import CALIBRATION
+from deepspeed_provider.clusters.communication import whole_weights
 from deepspeed_provider.clusters.compute import host_seconds, peak_flops
 from deepspeed_provider.clusters.gpus import GIB, gpu, gpus
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.node_types import node_types
+from deepspeed_provider.clusters.offload import offload_time
 from deepspeed_provider.clusters.throughput import Throughput, throughput, throughput_of, work
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import Precision, TrainingOptions, parse_options
+from deepspeed_provider.sizing.weights import weights
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -212,12 +215,29 @@ def test_more_of_anything_is_never_slower(run, machine, rate, times):
     assert seconds(run, more) <= seconds(run, machine) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("drive_bytes", "as_fast_as"), [(125e9, 125e9), (0, 1e12), (8e12, 8e12)], ids=["part of a card", "unknown", "p4d"]
+)
+def test_drives_are_as_fast_as_they_are_large(drive_bytes, as_fast_as):
+    (node,) = (one for one in node_types() if one.node_type_id == "p4d.24xlarge")
+    options = parse_options(
+        {"zero_stage": 3, "offload": "all", "offload_device": "nvme", "gpus_per_node": 8, "micro_batch_size": 1}
+    )
+    hardware = dataclasses.replace(Hardware.of(node, 1), nvme_bytes_per_node=drive_bytes)
+    found = weights(LLAMA, options)
+    nvme = offload_time(found, options, hardware, CALIBRATION).nvme
+    assert nvme == pytest.approx(2 * whole_weights(found) / (as_fast_as * CALIBRATION.nvme_read))
+
+
 @settings(max_examples=60, deadline=None)
 @given(settings_of_a_run(), st.integers(1, 3), st.integers(1, 64), st.integers(1, 8))
 def test_work_serves_all_sizes_stages_and_machines(run, stage, micro_batch_size, nodes):
     name, values = run
     (node,) = (node for node in node_types() if node.node_type_id == "p4d.24xlarge")
-    before = parse_options({**values, "zero_stage": 3, "offload": "none", "offload_device": "cpu"})
+    # QLoRA's layers that stay whole are of another precision at stage 3, where no search goes with it.
+    assume(stage < 3 or values["method"] != "qlora")
+    other = 2 if values["method"] == "qlora" else 3
+    before = parse_options({**values, "zero_stage": other, "offload": "none", "offload_device": "cpu"})
     options = parse_options(
         {
             **values,

@@ -43,7 +43,8 @@ class Calibration:
             bandwidth limits: 10 billion parameters in 2.57 s on 96 (ZeRO-Offload, table 4).
         nvme_read, nvme_write: bytes per second for each byte of drive: drives come in cards of about one
             TB with one controller each (p4d: 8 TB, 16 GB/s).
-        nvme_smallest_bytes: what a node without a known drive is taken to have.
+            Taken to hold below one TB too: clouds limit parts of a card to their share of its rate.
+        nvme_assumed_bytes: what a node without a known drive is taken to have.
     """
 
     matmul: float
@@ -63,7 +64,7 @@ class Calibration:
     cpu_adam_parameters_per_second: float = 40e6
     nvme_read: float = 2e9 / 1e12
     nvme_write: float = 1e9 / 1e12
-    nvme_smallest_bytes: float = 1e12
+    nvme_assumed_bytes: float = 1e12
 
 
 CALIBRATION: Final = Calibration(matmul=0.92, flash=0.82, activation_passes=10.6, logits_bytes=47, exposed=0.6)

@@ -18,9 +18,12 @@ from deepspeed_provider.clusters.engine_settings import engine_settings, with_bu
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_type import Cloud, NodeType
 from deepspeed_provider.clusters.node_types import restricted
-from deepspeed_provider.clusters.search import Choice, search, what_would_fit
+from deepspeed_provider.clusters.runtimes import Runtime, runtime
+from deepspeed_provider.clusters.remedies import what_would_fit
+from deepspeed_provider.clusters.search import Choice, search
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
-from deepspeed_provider.sizing.options import Attention, Method, Optimizer
+from deepspeed_provider.deepspeed_config.schema import schema
+from deepspeed_provider.sizing.options import Attention, Method, Offload, Optimizer
 
 # Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
 FLASH_COMPUTE_CAPABILITY = (8, 0)
@@ -78,8 +81,9 @@ def gpu_plan(
     available, missing, warnings = _available(listed, workspace)
     choice = search(job, available, constraints, objective, top)
     best = choice.best
-    if best is not None:
-        warnings += _warnings(best)
+    cluster = None if best is None else cluster_body(best, settings)
+    if best is not None and cluster is not None:
+        warnings += [*_warnings(best), *_other_deepspeed(runtime(cluster["spark_version"]))]
     refused = [
         Refused(
             cloud=found.node_type.cloud,
@@ -97,7 +101,7 @@ def gpu_plan(
         refused=(*refused, *missing),
         would_fit=() if best else what_would_fit(job, available, constraints),
         deepspeed_config=None if best is None else deepspeed_config(engine_settings(best)),
-        cluster=None if best is None else cluster_body(best, settings),
+        cluster=cluster,
         assumptions=tuple(dict.fromkeys((*choice.assumptions, *(best.memory.assumptions if best else ())))),
         warnings=tuple(dict.fromkeys((*warnings, *choice.warnings))),
     )
@@ -132,12 +136,28 @@ def _available(
     return seen.available, missing, warnings
 
 
+def _other_deepspeed(found: Runtime) -> list[str]:
+    """Where the runtime's is not the one that configurations are written for and checked against."""
+    ours = schema().version
+    if found.deepspeed == ours:
+        return []
+    return [
+        f"Runtime {found.spark_version} holds DeepSpeed {found.deepspeed} (by its list of {found.date}), and the "
+        f"configuration is written for {ours}: the task's libraries have to pin deepspeed=={ours}."
+    ]
+
+
 def _warnings(best: Candidate) -> list[str]:
     found = list(best.memory.warnings)
     if best.spot:
         found.append("Spot machines may be taken away: the run then starts again.")
     if needs_libaio(best):
         found.append(f"The script {LIBAIO_SCRIPT_NAME} must lie in the script folder before the cluster starts.")
+    if best.options.offload is not Offload.NONE:
+        found.append(
+            "How fast offloaded states move and step (PCIe, the CPU's Adam, NVMe drives) follows published rates, and "
+            "was not measured: time and price of this plan may be far off."
+        )
     if best.options.optimizer is not Optimizer.ADAMW:
         found.append(
             f"The training of this package steps with AdamW, never {best.options.optimizer}: this plan is for a "

@@ -28,7 +28,7 @@ def offload_time(found: Weights, options: TrainingOptions, hardware: Hardware, c
     """Nothing unless something is offloaded."""
     link = hardware.pcie_bytes_per_second * calibration.pcie
     nvme = options.offload_device is OffloadDevice.NVME
-    drive = max(hardware.nvme_bytes_per_node, calibration.nvme_smallest_bytes)
+    drive = hardware.nvme_bytes_per_node or calibration.nvme_assumed_bytes
     read, write = drive * calibration.nvme_read, drive * calibration.nvme_write
     micro_steps, ranks = options.gradient_accumulation_steps, hardware.world_size
     trained_bytes = found.trained * found.widths.weight
