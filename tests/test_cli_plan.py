@@ -311,6 +311,35 @@ class TestWhatIsWrong:
         assert run("--model", "gpt2", *words).exit_code in (0, 1)
 
 
+class TestWhosePrices:
+    @pytest.mark.parametrize(
+        ("row", "date", "assumed", "warned"),
+        [
+            ("g5.12xlarge,5,,", "your own price", "us-east-1, your own price without a date", "list for us-east-1"),
+            ("g5.12xlarge,5,2026-11-01,", "2026-11-01", "us-east-1, as of 2026-11-01", "list for us-east-1"),
+            ("g5.12xlarge,5,,eu-west-1", "your own price", "eu-west-1, your own price", "list for us-east-1"),
+            ("g5.12xlarge,,,eu-west-1", "2026-07-20", "eu-west-1, as of 2026-07-20", "no price of the machine"),
+        ],
+        ids=["undated", "dated", "elsewhere", "only elsewhere"],
+    )
+    def test_they_are_named(self, tmp_path, row, date, assumed, warned):
+        mine = tmp_path / "mine.csv"
+        mine.write_text(f"cloud,node_type_id,on_demand_usd_per_hour,price_date,region\naws,{row}\n")
+        said = as_json(*SEVEN_B, "--catalog", str(mine), "--node-type", "g5.12xlarge", "--cloud", "aws")
+        assert said["chosen"]["price_date"] == date
+        assert any(assumed in text for text in said["assumptions"])
+        assert any("g5.12xlarge" in text and warned in text for text in said["warnings"])
+
+    @pytest.mark.parametrize(("cloud", "missing"), [("azure", True), ("aws", False), ("gcp", False)])
+    def test_a_tier_that_a_cloud_has_not(self, cloud, missing):
+        said = as_json(*SEVEN_B, "--cloud", cloud, "--tier", "enterprise")
+        assert any("list prices of the enterprise tier" in text for text in said["assumptions"])
+        assert any("enterprise tier has no list price on azure" in text for text in said["warnings"]) == missing
+        premium = as_json(*SEVEN_B, "--cloud", cloud)
+        assert any("list prices of the premium tier" in text for text in premium["assumptions"])
+        assert not any("tier has no" in text for text in premium["warnings"])
+
+
 def test_every_option_of_the_job_is_one_of_training():
     assert set(JOB_OPTIONS) < set(TrainingOptions.model_fields)
     said = run("--help", columns=200).output

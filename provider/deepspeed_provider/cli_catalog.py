@@ -19,6 +19,7 @@ from deepspeed_provider.cli_report import GIB, print_list
 from deepspeed_provider.cli_request import tried
 from deepspeed_provider.clusters.gpus import GIGA
 from deepspeed_provider.clusters.gpus import gpu as gpu_named
+from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceTypes, restricted
 from deepspeed_provider.clusters.wire import node_type_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
@@ -131,7 +132,8 @@ def _print_catalogue(console: Console, found: list[NodeType]) -> None:
     for node in found:
         lists.setdefault((node.cloud.value, node.region, node.price_date), []).append(node)
     for (cloud, region, date), nodes in lists.items():
-        console.print(_table(f"{cloud}, {region}, prices of {date}", nodes, wide=console.width >= WIDE))
+        priced = date if date == OWN_PRICE else f"prices of {date}"
+        console.print(_table(f"{cloud}, {region}, {priced}", nodes, wide=console.width >= WIDE))
 
 
 def _table(title: str, found: list[NodeType], *, wide: bool) -> Table:

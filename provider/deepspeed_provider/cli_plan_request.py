@@ -98,6 +98,7 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
         objective=objective,
         top=top,
         workspace=workspace,
+        tier=_tier(given),
     )
     return Planned(model=model.name, plan=plan, assumptions=(*assumptions, *plan.assumptions))
 
@@ -126,7 +127,7 @@ def _unknown(name: str, value: object) -> FieldProblem:
 def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
     problems: list[FieldProblem] = []
-    tier = tried(lambda: _chosen(given, "tier", Tier), problems) or Tier.PREMIUM
+    tier = tried(lambda: _tier(given), problems) or Tier.PREMIUM
     rows = tried(lambda: _rows(given["catalog"]), problems) if "catalog" in given else []
     if problems:
         raise SpecError(problems)
@@ -138,6 +139,10 @@ def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     except SpecError as error:
         named = [dataclasses.replace(one, field=f"{CATALOG_FIELD}{one.field}") for one in error.problems]
         raise SpecError(named) from None
+
+
+def _tier(given: Mapping[str, Any]) -> Tier:
+    return _chosen(given, "tier", Tier) or Tier.PREMIUM
 
 
 def asked_cloud(given: Mapping[str, Any]) -> Cloud | None:

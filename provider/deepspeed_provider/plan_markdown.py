@@ -11,6 +11,7 @@ from deepspeed_provider.cli_plan_request import Planned
 from deepspeed_provider.clusters.candidate import Candidate
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
+from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
 
 GIB: Final = 2**30
@@ -46,7 +47,7 @@ def _chosen(best: Candidate) -> str:
     kind = "spot" if best.spot else "on demand"
     return (
         f"**{_plain(machines_text(best))}: ${best.usd:,.2f}** for {best.hours:,.1f} h at ${best.usd_per_hour:,.2f} an "
-        f"hour, {kind} in {_plain(_region(best))} by prices of {_plain(_date(best))}."
+        f"hour, {kind} in {_plain(_region(best))} by {_plain(_prices(best))}."
     )
 
 
@@ -82,6 +83,11 @@ def _region(found: Candidate) -> str:
 
 def _date(found: Candidate) -> str:
     return found.node_type.price_date or "an unknown date"
+
+
+def _prices(found: Candidate) -> str:
+    date = _date(found)
+    return date if date == OWN_PRICE else f"prices of {date}"
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from deepspeed_provider.clusters.gpus import GIB, GIGA
+from deepspeed_provider.clusters.node_type import OWN_PRICE, PriceDoubt
 from deepspeed_provider.clusters.node_types import (
     Cloud,
     NodeType,
@@ -240,6 +241,44 @@ def test_a_negotiated_price():
     assert [node for node in changed if not node.named("p5.48xlarge")] == [
         node for node in node_types() if not node.named("p5.48xlarge")
     ]
+
+
+OWN = {"cloud": "aws", "node_type_id": "p5.48xlarge"}
+DBU, ELSEWHERE = PriceDoubt.LISTED_DBU, PriceDoubt.OTHER_REGION
+
+
+@pytest.mark.parametrize(
+    ("row", "date", "doubts"),
+    [
+        ({"on_demand_usd_per_hour": 40}, OWN_PRICE, {DBU}),
+        ({"on_demand_usd_per_hour": 40, "price_date": "2026-11-01"}, "2026-11-01", {DBU}),
+        ({"spot_usd_per_hour": 9, "usd_per_dbu": 0.1}, OWN_PRICE, set()),
+        ({"usd_per_dbu": 0.1}, OWN_PRICE, set()),
+        ({"cores": 100}, None, set()),
+        ({"region": "eu-west-1"}, None, {DBU, ELSEWHERE}),
+        ({"region": "eu-west-1", "on_demand_usd_per_hour": 50}, OWN_PRICE, {DBU}),
+        ({"region": "eu-west-1", "on_demand_usd_per_hour": 50, "usd_per_dbu": 0.2}, OWN_PRICE, set()),
+    ],
+    ids=["price", "dated", "spot and DBU", "DBU", "no price", "only a region", "region and price", "region and all"],
+)
+def test_whose_price_it_is(row, date, doubts):
+    (listed,) = (node for node in node_types() if node.named("p5.48xlarge"))
+    (node,) = (node for node in with_overrides(node_types(), [OWN | row]) if node.named("p5.48xlarge"))
+    assert node.price_date == (date or listed.price_date)
+    assert node.price_doubts == doubts
+
+
+def test_later_rows_settle_doubts():
+    rows = [OWN | {"region": "eu-west-1"}, OWN | {"on_demand_usd_per_hour": 50}, OWN | {"usd_per_dbu": 0.2}]
+    for count, doubts in enumerate([set(), {DBU, ELSEWHERE}, {DBU}, set()]):
+        (node,) = (node for node in with_overrides(node_types(), rows[:count]) if node.named("p5.48xlarge"))
+        assert node.price_doubts == doubts
+
+
+def test_a_new_type_needs_no_date_with_its_price():
+    undated = {name: value for name, value in NEW.items() if name != "price_date"}
+    node = with_overrides(node_types(), [undated])[-1]
+    assert (node.price_date, node.price_doubts) == (OWN_PRICE, {DBU})
 
 
 def test_a_new_type():

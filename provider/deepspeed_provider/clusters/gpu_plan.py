@@ -16,11 +16,12 @@ from deepspeed_provider.clusters.cluster_body import (
 )
 from deepspeed_provider.clusters.engine_settings import engine_settings, with_buckets
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
-from deepspeed_provider.clusters.node_type import Cloud, NodeType
+from deepspeed_provider.clusters.node_type import Cloud, NodeType, Tier
 from deepspeed_provider.clusters.node_types import restricted
-from deepspeed_provider.clusters.runtimes import Runtime, runtime
 from deepspeed_provider.clusters.remedies import what_would_fit
+from deepspeed_provider.clusters.runtimes import Runtime, runtime
 from deepspeed_provider.clusters.search import Choice, search
+from deepspeed_provider.clusters.statements import tier_assumptions, tier_warnings
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
 from deepspeed_provider.deepspeed_config.schema import schema
 from deepspeed_provider.sizing.options import Attention, Method, Offload, Optimizer
@@ -69,8 +70,10 @@ def gpu_plan(
     top: int = 10,
     workspace: Mapping[str, Any] | None = None,
     settings: ClusterSettings | None = None,
+    tier: Tier = Tier.PREMIUM,
 ) -> GpuPlan:
-    """``workspace``: its answer to list-node-types, to which the search is then restricted.
+    """``workspace``: its answer to list-node-types, to which the search is then restricted. ``tier``: by whose prices
+    ``node_types`` are priced.
 
     Raises :class:`SpecError` for LoRA targets that the model does not have, for what is no such answer, and for an
     optimizer whose states would have to leave the GPU and cannot.
@@ -102,8 +105,10 @@ def gpu_plan(
         would_fit=() if best else what_would_fit(job, available, constraints),
         deepspeed_config=None if best is None else deepspeed_config(engine_settings(best)),
         cluster=cluster,
-        assumptions=tuple(dict.fromkeys((*choice.assumptions, *(best.memory.assumptions if best else ())))),
-        warnings=tuple(dict.fromkeys((*warnings, *choice.warnings))),
+        assumptions=tuple(
+            dict.fromkeys((*choice.assumptions, *tier_assumptions(tier), *(best.memory.assumptions if best else ())))
+        ),
+        warnings=tuple(dict.fromkeys((*warnings, *choice.warnings, *tier_warnings(choice.candidates, tier)))),
     )
 
 

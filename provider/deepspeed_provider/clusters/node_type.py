@@ -21,6 +21,10 @@ FRACTIONS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+# In place of a date, for a user's own price that has none.
+OWN_PRICE: Final = "your own price"
+
+
 class Cloud(StrEnum):
     """Where the machines stand."""
 
@@ -45,6 +49,13 @@ class Support(StrEnum):
     NO_EVIDENCE = "no-evidence"  # the cloud has it, Databricks does not name it
 
 
+class PriceDoubt(StrEnum):
+    """What a user's own row leaves to the packaged prices, which may not be right for it."""
+
+    LISTED_DBU = "listed-dbu"  # the price of a DBU
+    OTHER_REGION = "other-region"  # that of the machine, though the row moves it to another region
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeType:
     """One kind of machine in one region.
@@ -57,6 +68,7 @@ class NodeType:
         poor_network: Databricks advises against training over several such nodes.
         dbu_per_hour, on_demand_usd_per_hour, spot_usd_per_hour: None where it was not found, or is not sold.
         usd_per_dbu: of a job's compute.
+        price_date: of the machine's price; :data:`OWN_PRICE` for a user's own without a date.
     """
 
     cloud: Cloud
@@ -79,6 +91,7 @@ class NodeType:
     source: str
     support: Support
     notes: str
+    price_doubts: frozenset[PriceDoubt] = frozenset()
 
     @property
     def launchable(self) -> bool:

@@ -18,6 +18,21 @@ def usd_per_dbu(cloud: Cloud, tier: Tier = Tier.PREMIUM) -> float:
     return prices.get((cloud, tier), prices[cloud, Tier.PREMIUM])
 
 
+def price_region(cloud: Cloud) -> str:
+    """Of which the list prices are."""
+    return _regions()[cloud]
+
+
+@cache
+def _regions() -> Mapping[Cloud, str]:
+    return MappingProxyType({Cloud(row["cloud"]): row["region"] for row in packaged("dbu_prices.csv")})
+
+
+def has_tier(cloud: Cloud, tier: Tier) -> bool:
+    """Whether the list has a price for it."""
+    return (cloud, tier) in _dbu_prices()
+
+
 @cache
 def _dbu_prices() -> Mapping[tuple[Cloud, Tier], float]:
     rows = packaged("dbu_prices.csv")

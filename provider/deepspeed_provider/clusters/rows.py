@@ -11,13 +11,15 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepspeed_provider.clusters.gpus import GIB, GIGA, gpu
-from deepspeed_provider.clusters.node_type import FRACTIONS, Cloud, NodeType, Support
-from deepspeed_provider.clusters.prices import usd_per_dbu
+from deepspeed_provider.clusters.node_type import FRACTIONS, OWN_PRICE, Cloud, NodeType, PriceDoubt, Support
+from deepspeed_provider.clusters.prices import price_region, usd_per_dbu
 from deepspeed_provider.errors import FieldProblem, SpecError
 
 BYTES_PER_GBIT: Final = GIGA / 8
 # Far beyond all machines there are, and within what numbers can hold in bytes.
 LARGEST: Final = 10**9
+_MACHINE_PRICES: Final = ("on_demand_usd_per_hour", "spot_usd_per_hour")
+_PRICES: Final = (*_MACHINE_PRICES, "dbu_per_hour", "usd_per_dbu")
 
 
 def _lower(value: Any) -> Any:
@@ -52,7 +54,7 @@ class _Row(BaseModel):
     on_demand_usd_per_hour: Positive | None = None
     spot_usd_per_hour: Positive | None = None
     region: Annotated[str, Field(min_length=1)]
-    price_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    price_date: Annotated[str, Field(pattern=rf"^(\d{{4}}-\d{{2}}-\d{{2}}|{OWN_PRICE})$")]
     support: Annotated[Support, BeforeValidator(_lower)] = Support.SUPPORTED
     source: str = "your own table"
     notes: str = ""
@@ -78,9 +80,12 @@ def overridden(found: tuple[NodeType, ...], rows: Iterable[Mapping[str, Any]]) -
         base = _values(old) if old else {}
         if "gpu" in row:
             base.pop("intra_node_gb_per_second", None)
+        if any(name in row for name in _PRICES) and "price_date" not in row:
+            row["price_date"] = OWN_PRICE
         node = _node_type(base | row, dbu_usd, problems, old=old)
         if node is None:
             continue
+        node = dataclasses.replace(node, price_doubts=_doubts(node, row, old))
         if old is None:
             merged.append(node)
         else:
@@ -88,6 +93,21 @@ def overridden(found: tuple[NodeType, ...], rows: Iterable[Mapping[str, Any]]) -
     if problems:
         raise SpecError(problems)
     return tuple(merged)
+
+
+def _doubts(node: NodeType, row: Mapping[str, Any], old: NodeType | None) -> frozenset[PriceDoubt]:
+    """Which prices the row leaves to the list, beside its own or for another region."""
+    elsewhere = node.region != (price_region(node.cloud) if old is None else old.region)
+    found = set(old.price_doubts) if old else set()
+    if "usd_per_dbu" in row:
+        found.discard(PriceDoubt.LISTED_DBU)
+    elif elsewhere or any(name in row for name in _PRICES):
+        found.add(PriceDoubt.LISTED_DBU)
+    if any(name in row for name in _MACHINE_PRICES):
+        found.discard(PriceDoubt.OTHER_REGION)
+    elif elsewhere:
+        found.add(PriceDoubt.OTHER_REGION)
+    return frozenset(found)
 
 
 def _named(nodes: Iterable[NodeType], row: Mapping[str, Any]) -> NodeType | None:

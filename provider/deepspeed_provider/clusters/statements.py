@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job
-from deepspeed_provider.clusters.node_type import NodeType, Support
+from deepspeed_provider.clusters.node_type import OWN_PRICE, NodeType, PriceDoubt, Support, Tier
+from deepspeed_provider.clusters.prices import has_tier, price_region
 from deepspeed_provider.clusters.settings import steps_on_cpu
 
 
 def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) -> tuple[str, ...]:
     """Of the rows shown."""
     stated = [
-        f"{job.steps:,} optimizer steps of {job.effective_batch_size} sequences of {job.options.sequence_length:,} "
+        f"{steps_text(job)} of {job.effective_batch_size} sequences of {job.options.sequence_length:,} "
         f"tokens, padding included; evaluation and checkpoints take no time.",
         f"A cluster needs {60 * STARTUP_HOURS:g} minutes until it trains; they are billed.",
         headroom_left(constraints.headroom),
@@ -28,6 +29,11 @@ def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) 
     if not steps_on_cpu(job.options.optimizer):
         stated.append(f"The states of {job.options.optimizer} stay on the GPUs: DeepSpeed steps only Adam on the CPU.")
     return (*stated, *_prices(found, spot=constraints.spot))
+
+
+def steps_text(job: Job) -> str:
+    """How many."""
+    return f"{job.steps:,} optimizer step{'' if job.steps == 1 else 's'}"
 
 
 def headroom_left(headroom: Headroom) -> str:
@@ -48,6 +54,15 @@ def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
         "their network's bandwidth is assumed": [kind for kind in several if "network not sourced" in kind.notes],
         "their RAM is assumed": [kind for kind in kinds if "ram not sourced" in kind.notes],
         "known to Databricks only from its DBU table": [kind for kind in kinds if kind.support is Support.DBU_ONLY],
+        **{
+            f"your own row has no usd_per_dbu, so a DBU costs what it does on the list for {price_region(cloud)}": [
+                kind for kind in kinds if kind.cloud is cloud and PriceDoubt.LISTED_DBU in kind.price_doubts
+            ]
+            for cloud in dict.fromkeys(kind.cloud for kind in kinds)
+        },
+        "your row names another region but no price of the machine, which stays the one that the catalogue has": [
+            kind for kind in kinds if PriceDoubt.OTHER_REGION in kind.price_doubts
+        ],
         "how much of its peak the GPU reaches is assumed, not measured": [
             kind for kind in kinds if kind.gpu.matmul_source.startswith("assumed")
         ],
@@ -60,9 +75,27 @@ def _prices(found: Sequence[Candidate], *, spot: bool) -> tuple[str, ...]:
     kind = "Spot" if spot else "On-demand"
     lists = {(one.node_type.cloud.value, one.node_type.region, one.node_type.price_date) for one in found}
     return tuple(
-        f"{kind} prices of {cloud} in {region or 'an unnamed region'}, as of {date or 'an unknown date'}, "
-        "with Databricks' units."
+        f"{kind} prices of {cloud} in {region or 'an unnamed region'}, {_as_of(date)}, with Databricks' units."
         for cloud, region, date in sorted(lists)
+    )
+
+
+def _as_of(date: str) -> str:
+    return f"{OWN_PRICE} without a date" if date == OWN_PRICE else f"as of {date or 'an unknown date'}"
+
+
+def tier_assumptions(tier: Tier) -> tuple[str, ...]:
+    """By which list Databricks' units are priced."""
+    return (f"Databricks' units are billed by list prices of the {tier} tier, where your own rows give no other.",)
+
+
+def tier_warnings(found: Sequence[Candidate], tier: Tier) -> tuple[str, ...]:
+    """Clouds that have no such tier."""
+    clouds = dict.fromkeys(one.node_type.cloud for one in found)
+    return tuple(
+        f"The {tier} tier has no list price on {cloud}: its units are priced by the {Tier.PREMIUM} tier's."
+        for cloud in clouds
+        if not has_tier(cloud, tier)
     )
 
 
