@@ -252,7 +252,25 @@ class TestForAPerson:
         result = run(*SEVEN_B, "--budget-usd", "0.01")
         assert result.exit_code == 1
         assert "over budget" in result.output
-        assert "no limits on price and time" in result.output
+        assert "is the cheapest that fits; the budget is $0.01." in result.output
+        assert "It would fit with a budget of $" in result.output
+        limited = as_json(*SEVEN_B, "--budget-usd", "0.01", exit_code=1)["nearest_miss"]
+        cheapest = as_json(*SEVEN_B)["chosen"]
+        assert {name: limited[name] for name in ("node_type_id", "nodes", "usd", "hours")} == {
+            name: cheapest[name] for name in ("node_type_id", "nodes", "usd", "hours")
+        }
+
+    def test_several_nodes_are_chosen_with_their_driver(self):
+        words = ["--deadline-hours", "0.5", "--objective", "time", "--cloud", "aws"]
+        chosen = as_json(*SEVEN_B, *words)["chosen"]
+        assert chosen["nodes"] > 1
+        said = run(*SEVEN_B, *words).output
+        assert f"Chosen: {chosen['nodes']}+1 x {chosen['node_type_id']}, " in said
+
+    def test_one_step_is_one(self):
+        said = run("--model", "gpt2", "--tokens", "1K", "--cloud", "aws").output
+        assert "in 1 step of 64" in said
+        assert "- 1 optimizer step of 64" in said
 
 
 WRONG = {

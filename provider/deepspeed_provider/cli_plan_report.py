@@ -80,9 +80,9 @@ def _bare_table(title: str) -> Table:
 
 
 def _chosen(found: Candidate) -> str:
-    speed, node_type = found.throughput, found.node_type
+    speed = found.throughput
     return (
-        f"Chosen: {node_type.node_type_id}, {speed.tokens_per_second:,.0f} tokens/s "
+        f"Chosen: {machines_text(found)}, {speed.tokens_per_second:,.0f} tokens/s "
         f"({speed.mfu:.0%} of the peak, bound by {speed.bound_by}). It fills"
     )
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.candidate import Candidate, above_text, limit_text
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, Refused
+from deepspeed_provider.clusters.reasons import OverLimits
 from deepspeed_provider.sizing.options import Method, Offload
 
 # Types named in one line of refusals.
 MOST_NAMES: Final = 3
-_NUMBER: Final = re.compile(r"[\d.,]*\d")
+_DETAILS: Final = re.compile(r" \([^)]*\)|[\d.,]*\d")
 
 
 def job_line(plan: GpuPlan) -> str:
@@ -20,7 +21,7 @@ def job_line(plan: GpuPlan) -> str:
     job, options = plan.job, plan.job.options
     adapters = "" if options.method is Method.FULL else f" of rank {options.lora_rank}"
     return (
-        f"{options.method}{adapters}, {job.tokens:,} tokens in {job.steps:,} steps of "
+        f"{options.method}{adapters}, {job.tokens:,} tokens in {job.steps:,} step{'' if job.steps == 1 else 's'} of "
         f"{job.effective_batch_size} x {options.sequence_length:,}"
     )
 
@@ -44,21 +45,40 @@ def miss_lines(plan: GpuPlan) -> list[str]:
     """Of a plan that found nothing: what came closest, and what would make it fit."""
     lines = []
     miss = plan.choice.nearest_miss
-    if miss is not None:
+    if isinstance(miss, OverLimits):
+        lines.append(f"Nearest: {_over_limits(miss)}.")
+    elif miss is not None:
         lines.append(f"Nearest: {miss.node_type.node_type_id}, {miss}.")
     if plan.would_fit:
         lines.append(f"It would fit with {', or with '.join(plan.would_fit)}.")
     else:
-        lines.append("Neither twice the nodes, nor half the sequence, nor a lighter method makes it fit.")
+        lines.append("No single change of machines, limits, sequence length, batch or method makes it fit.")
     return lines
+
+
+def _over_limits(found: OverLimits) -> str:
+    """Of one limit that is known to be the least; of several, which of them are broken."""
+    best, limits = found.candidate, found.constraints
+    machines = machines_text(best)
+    match (limits.budget_usd, limits.max_usd_per_hour, limits.deadline_hours):
+        case (float() | int() as most, None, None):
+            price = above_text(best.usd, most, 2)
+            return f"{machines} at ${price} is the cheapest that fits; the budget is ${limit_text(most, 2)}"
+        case (None, float() | int() as most, None):
+            price, limit = above_text(best.usd_per_hour, most, 2), limit_text(most, 2)
+            return f"{machines} at ${price} an hour is the cheapest hour that fits; the limit is ${limit}"
+        case (None, None, float() | int() as most):
+            hours = above_text(best.hours, most, 1)
+            return f"{machines} with {hours} h is the fastest that fits; the deadline is {limit_text(most, 1)} h"
+    return f"{machines} comes closest to the limits: {'; '.join(found.broken)}"
 
 
 def grouped(plan: GpuPlan) -> list[tuple[str, str]]:
     """(names, reason): refused types with one reason together, other clouds' last; where reasons differ in numbers
-    only, the first one stands for all."""
+    and settings only, the first one stands for all."""
     groups: dict[str, list[Refused]] = {}
     for one in _near_first(plan):
-        groups.setdefault(_NUMBER.sub("#", one.reason), []).append(one)
+        groups.setdefault(_DETAILS.sub("#", one.reason), []).append(one)
     return [(_names(group), group[0].reason) for group in groups.values()]
 
 

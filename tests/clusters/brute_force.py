@@ -47,6 +47,36 @@ def brute_force(
     return sorted(found, key=lambda way: way.rank(objective))[:top]
 
 
+def brute_force_reason(
+    job: Job, node_type: NodeType, constraints: Constraints, objective: Objective
+) -> Candidate | tuple[float, list[str]] | tuple[int, str]:
+    """Why a type that may be tried is not in the table: its best candidate, else by how much the best of those that
+    fit exceeds which limits, else (bytes, resource) that are missing at best."""
+    every = [
+        way
+        for nodes in range(constraints.min_nodes, constraints.max_nodes + 1)
+        for way in _ways(job, node_type, nodes, constraints)
+    ]
+    allowed = [way for way in every if _allowed(job, way, constraints)]
+    if allowed:
+        return min(allowed, key=lambda way: way.rank(objective))
+    fitting = [way for way in every if not any(_missing(job, way, constraints).values())]
+    if fitting:
+        return min(_exceeds(way, constraints) for way in fitting)
+    least = [max((size, name) for name, size in _missing(job, way, constraints).items()) for way in every]
+    return min(least)
+
+
+def _exceeds(way: Candidate, constraints: Constraints) -> tuple[float, list[str]]:
+    limits = {
+        "over budget": (way.usd, constraints.budget_usd),
+        "an hour": (way.usd_per_hour, constraints.max_usd_per_hour),
+        "the deadline": (way.hours, constraints.deadline_hours),
+    }
+    times = {name: reached / limit for name, (reached, limit) in limits.items() if limit is not None}
+    return max(times.values()), sorted(name for name, factor in times.items() if factor > 1)
+
+
 def _ways(job: Job, node_type: NodeType, nodes: int, constraints: Constraints) -> list[Candidate]:
     ranks = nodes * node_type.gpus
     if job.effective_batch_size % ranks:
@@ -68,12 +98,16 @@ def _allowed(job: Job, way: Candidate, constraints: Constraints) -> bool:
     )
     if any(limit is not None and reached > limit for reached, limit in limits):
         return False
+    return not any(_missing(job, way, constraints).values())
+
+
+def _missing(job: Job, way: Candidate, constraints: Constraints) -> dict[str, int]:
     needed, kind, free = _need(job, way.options), way.node_type, constraints.headroom
-    return (
-        needed.gpu_bytes <= int(kind.gpu.memory_bytes * (1 - free.gpu))
-        and needed.host_bytes <= int(kind.ram_bytes * (1 - free.host))
-        and needed.nvme_bytes <= int(kind.nvme_bytes * (1 - free.nvme))
-    )
+    return {
+        "GPU memory": max(0, needed.gpu_bytes - int(kind.gpu.memory_bytes * (1 - free.gpu))),
+        "host memory": max(0, needed.host_bytes - int(kind.ram_bytes * (1 - free.host))),
+        "NVMe": max(0, needed.nvme_bytes - int(kind.nvme_bytes * (1 - free.nvme))),
+    }
 
 
 # The same estimate for many machines: kept, as it is slow, and never asked whether it could be left out.

@@ -14,6 +14,7 @@ from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Headroom, Objective
 from deepspeed_provider.clusters.needs import Shortage
 from deepspeed_provider.clusters.search import search
+from deepspeed_provider.clusters.throughput import slowed
 from deepspeed_provider.errors import SpecError
 
 from clusters.brute_force import random_catalogue, random_job
@@ -35,7 +36,7 @@ def test_agrees_with_the_search_for_such_machines(seed: int) -> None:
         else:
             assert isinstance(found, Fitted)
             assert (found.layout, found.options) == (sought.best.layout, sought.best.options)
-            assert found.throughput == sought.best.throughput
+            assert slowed(found.throughput, sought.best.slowdown) == sought.best.throughput
 
 
 def test_a_described_server_gets_settings_time_and_price() -> None:

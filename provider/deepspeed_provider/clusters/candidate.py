@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job, Objective
@@ -22,6 +23,7 @@ STARTUP_HOURS = 12 / 60
 # Databricks advises against training over several nodes with a poor network: what the measured
 # bandwidth does not tell (shared links, no kernel bypass) is put into the time as this factor.
 POOR_NETWORK_FACTOR = 1.25
+MOST_DECIMALS = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +70,11 @@ def need(job: Job, options: TrainingOptions) -> Need:
     )
 
 
+def slowdown(node_type: NodeType, nodes: int) -> float:
+    """How many times longer a step takes than by its bandwidth."""
+    return POOR_NETWORK_FACTOR if nodes > 1 and node_type.poor_network else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Priced:
     """So many optimizer steps on nodes of a type, at a price: goals and limits look at nothing else."""
@@ -79,6 +86,7 @@ class Priced:
 
     @property
     def seconds_per_step(self) -> float:
+        """With the slowdown."""
         raise NotImplementedError
 
     @property
@@ -97,11 +105,15 @@ class Priced:
         workers = self.nodes * self.node_type.usd_per_hour(spot=self.spot)
         return workers + self.drivers * self.node_type.usd_per_hour(spot=driver_on_spot)
 
+    @property
+    def slowdown(self) -> float:
+        """Of a step, where several nodes share a poor network."""
+        return slowdown(self.node_type, self.nodes)
+
     @cached_property
     def training_hours(self) -> float:
-        """Of all optimizer steps, slowed down where several nodes share a poor network."""
-        slow = POOR_NETWORK_FACTOR if self.nodes > 1 and self.node_type.poor_network else 1.0
-        return slow * self.steps * self.seconds_per_step / 3600
+        """Of all optimizer steps."""
+        return self.steps * self.seconds_per_step / 3600
 
     @property
     def hours(self) -> float:
@@ -120,13 +132,40 @@ class Priced:
     def broken_limits(self, constraints: Constraints) -> list[str]:
         """Which limits on price and time it breaks, in words."""
         found = []
-        if constraints.max_usd_per_hour is not None and self.usd_per_hour > constraints.max_usd_per_hour:
-            found.append(f"${self.usd_per_hour:,.2f} an hour, above the limit of ${constraints.max_usd_per_hour:,.2f}")
-        if constraints.budget_usd is not None and self.usd > constraints.budget_usd:
-            found.append(f"over budget: ${self.usd:,.2f} of ${constraints.budget_usd:,.2f}")
-        if constraints.deadline_hours is not None and self.hours > constraints.deadline_hours:
-            found.append(f"takes {self.hours:,.1f} h, beyond the deadline of {constraints.deadline_hours:,.1f} h")
+        most = constraints.max_usd_per_hour
+        if most is not None and self.usd_per_hour > most:
+            found.append(
+                f"${above_text(self.usd_per_hour, most, 2)} an hour, above the limit of ${limit_text(most, 2)}"
+            )
+        most = constraints.budget_usd
+        if most is not None and self.usd > most:
+            found.append(f"over budget: ${above_text(self.usd, most, 2)} of ${limit_text(most, 2)}")
+        most = constraints.deadline_hours
+        if most is not None and self.hours > most:
+            found.append(f"takes {above_text(self.hours, most, 1)} h, beyond the deadline of {limit_text(most, 1)} h")
         return found
+
+    def excess(self, constraints: Constraints) -> float:
+        """How many times the limit is reached that it breaks most; at most 1 where it keeps all."""
+        limits = (
+            (self.usd_per_hour, constraints.max_usd_per_hour),
+            (self.usd, constraints.budget_usd),
+            (self.hours, constraints.deadline_hours),
+        )
+        return max((reached / limit if limit else inf for reached, limit in limits if limit is not None), default=0.0)
+
+
+def limit_text(limit: float, decimals: int) -> str:
+    """A limit as it was given, with at least so many decimals."""
+    whole, _, fraction = f"{limit:,.9f}".partition(".")
+    return f"{whole}.{fraction.rstrip('0').ljust(decimals, '0')}"
+
+
+def above_text(reached: float, limit: float, decimals: int) -> str:
+    """What is above a limit, with as many decimals as it takes to see that."""
+    while decimals < MOST_DECIMALS and round(reached, decimals) <= limit:
+        decimals += 1
+    return f"{reached:,.{decimals}f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +228,7 @@ def candidate(
         layout=layout,
         options=options,
         architecture=job.architecture,
-        throughput=(pace or Pace(job)).throughput(options, hardware),
+        throughput=(pace or Pace(job)).throughput(options, hardware, slowdown(node_type, nodes)),
         steps=job.steps,
         spot=spot,
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from deepspeed_provider.clusters.node_type import Cloud
@@ -74,3 +74,12 @@ class Constraints:
     spot: bool = False
     min_compute_capability: tuple[int, int] | None = None
     headroom: Headroom = Headroom()
+
+    @property
+    def limited(self) -> bool:
+        """In price or time."""
+        return self != self.without_limits()
+
+    def without_limits(self) -> Constraints:
+        """On price and time."""
+        return replace(self, max_usd_per_hour=None, budget_usd=None, deadline_hours=None)

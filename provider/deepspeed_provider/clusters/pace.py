@@ -14,7 +14,7 @@ from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Job
 from deepspeed_provider.clusters.offload import offload_time
 from deepspeed_provider.clusters.settings import Layout, layouts, options_for
-from deepspeed_provider.clusters.throughput import Throughput, Work, throughput_of, work
+from deepspeed_provider.clusters.throughput import Throughput, Work, slowed, throughput_of, work
 from deepspeed_provider.sizing.options import Offload, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
@@ -41,12 +41,12 @@ class Pace:
             found = self._work[key] = work(self._job.architecture, options)
         return found
 
-    def throughput(self, options: TrainingOptions, hardware: Hardware) -> Throughput:
+    def throughput(self, options: TrainingOptions, hardware: Hardware, slowdown: float = 1.0) -> Throughput:
         """Machines that differ in nothing that these options use are as fast."""
-        key = _used(options, hardware)
+        key = (slowdown, *_used(options, hardware))
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = throughput_of(self.work(options), options, hardware)
+            found = self._found[key] = slowed(throughput_of(self.work(options), options, hardware), slowdown)
         return found
 
     def least_seconds(self, hardware: Hardware) -> float:

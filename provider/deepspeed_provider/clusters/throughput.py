@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from deepspeed_provider.clusters.calibration import CALIBRATION, Calibration
@@ -123,6 +123,24 @@ def throughput_of(
             if size > 0
         ),
         hidden_seconds=hidden,
+    )
+
+
+def slowed(found: Throughput, factor: float) -> Throughput:
+    """The same step, ``factor`` times longer for what its network is worse than its bandwidth says."""
+    if factor == 1:
+        return found
+    waited = TimePart(name="poor_network", bound=Bound.COMMUNICATION, seconds=(factor - 1) * found.seconds_per_step)
+    parts = (*found.parts, waited)
+    sums = {bound: sum(part.seconds for part in parts if part.bound is bound) for bound in Bound}
+    return replace(
+        found,
+        tokens_per_second=found.tokens_per_second / factor,
+        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu / factor,
+        mfu=found.mfu / factor,
+        bound_by=max(sums, key=sums.__getitem__),
+        seconds_per_step=factor * found.seconds_per_step,
+        parts=parts,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from deepspeed_provider.clusters.candidate import Candidate
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.node_type import NodeType
-from deepspeed_provider.clusters.search import Miss
+from deepspeed_provider.clusters.reasons import Miss, OverLimits
 from deepspeed_provider.clusters.throughput import Throughput
 
 # What the search chooses among a job's options.
@@ -87,14 +87,26 @@ def plan_as_json(found: GpuPlan) -> dict[str, Any]:
     }
 
 
-def _miss(found: Miss) -> dict[str, Any]:
+def _miss(found: Miss | OverLimits) -> dict[str, Any]:
+    """``resource`` and ``missing_bytes`` of what lacks memory; price and time of what breaks a limit."""
+    if isinstance(found, Miss):
+        nodes, layout, size = found.nodes, found.layout, found.micro_batch_size
+        numbers: dict[str, Any] = {"resource": found.resource, "missing_bytes": found.missing_bytes}
+    else:
+        closest = found.candidate
+        nodes, layout, size = closest.nodes, closest.layout, closest.options.micro_batch_size
+        numbers = {
+            "usd": round(closest.usd, 4),
+            "usd_per_hour": round(closest.usd_per_hour, 4),
+            "hours": round(closest.hours, 4),
+        }
     return {
-        **({} if found.node_type is None else _named(found.node_type)),
-        "nodes": found.nodes,
-        "settings": str(found.layout),
-        "micro_batch_size": found.micro_batch_size,
-        "resource": found.resource,
-        "missing_bytes": found.missing_bytes,
+        **_named(found.node_type),
+        "nodes": nodes,
+        "settings": str(layout),
+        "micro_batch_size": size,
+        "reason": str(found),
+        **numbers,
     }
 
 
