@@ -12,6 +12,7 @@ import sys
 import pytest
 from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import flag
+from deepspeed_provider.cli_plan_cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.cli_plan_request import JOB_OPTIONS
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
@@ -327,6 +328,46 @@ class TestWhatIsWrong:
     )
     def test_extremes_are_answered(self, words):
         assert run("--model", "gpt2", *words).exit_code in (0, 1)
+
+
+class TestItsCluster:
+    ONE = (*SEVEN_B, "--node-type", "g5.12xlarge", "--max-nodes", "1")
+
+    def test_settings_arrive(self):
+        cluster = as_json(
+            *(*self.ONE, "--log-volume", "/Volumes/main/ml/logs", "--policy-id", "policy-1"),
+            *("--tags", "team=ml", "--tags", "note=a=b", "--single-user-name", "trainers"),
+            *("--model-cache-volume", "/Volumes/main/ml/models", "--spark-version", "16.4.x-gpu-ml-scala2.12"),
+        )["cluster"]
+        assert cluster["cluster_log_conf"] == {"volumes": {"destination": "/Volumes/main/ml/logs"}}
+        assert cluster["custom_tags"] == {"team": "ml", "note": "a=b", "ResourceClass": "SingleNode"}
+        assert cluster["policy_id"] == "policy-1"
+        assert cluster["single_user_name"] == "trainers"
+        assert cluster["spark_env_vars"]["HF_HUB_CACHE"] == "/Volumes/main/ml/models"
+        assert cluster["spark_version"] == "16.4.x-gpu-ml-scala2.12"
+
+    def test_pools(self):
+        cluster = as_json(*self.ONE, "--instance-pool-id", "a", "--driver-instance-pool-id", "b")["cluster"]
+        assert (cluster["instance_pool_id"], cluster["driver_instance_pool_id"]) == ("a", "b")
+        assert "node_type_id" not in cluster
+
+    def test_the_script_folder(self):
+        settings = asked_settings({"script_folder": " /Volumes/main/ml/scripts "})
+        assert settings.script_folder == "/Volumes/main/ml/scripts"
+
+    def test_all_problems_at_once(self):
+        result = run(*self.ONE, "--tags", "team", "--tokens", "many")
+        assert result.exit_code == 2
+        assert "--tags 'team': is no tag with a value. Write team=ml." in result.stderr
+        assert "--tokens 'many'" in result.stderr
+        result = run(*self.ONE, "--log-volume", "logs", "--spark-version", "9")
+        assert "--log-volume 'logs': is no folder of a Volume" in result.stderr
+        assert "--spark-version '9'" in result.stderr
+
+    def test_help_has_them_all(self):
+        said = run("--help", columns=200).output
+        for name in CLUSTER_OPTIONS:
+            assert flag(name) in said
 
 
 class TestWhosePrices:

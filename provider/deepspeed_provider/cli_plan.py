@@ -14,6 +14,7 @@ from deepspeed_provider.cli_options import with_training_options
 from deepspeed_provider.cli_plan_report import print_plan
 from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned, planned_as_json
 from deepspeed_provider.cli_problems import tell
+from deepspeed_provider.clusters.cluster_body import ClusterSettings
 from deepspeed_provider.clusters.job import Constraints
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
@@ -21,6 +22,7 @@ from deepspeed_provider.model_source import ModelSource, hub_fetch
 WHAT = "What is trained"
 WHERE = "Where it may run"
 LIMITS = "Limits"
+CLUSTER = "Cluster"
 OUTPUT = "Output"
 
 
@@ -64,6 +66,32 @@ def plan(
     max_usd_per_hour: Annotated[str | None, option("USD", "Of the whole cluster.", LIMITS)] = None,
     budget_usd: Annotated[str | None, option("USD", "Of the whole run.", LIMITS)] = None,
     deadline_hours: Annotated[str | None, option("HOURS", "Until the run ends.", LIMITS)] = None,
+    log_volume: Annotated[
+        str | None, option("FOLDER", "Of a Volume (/Volumes/...), for the logs of driver and executors.", CLUSTER)
+    ] = None,
+    tags: Annotated[
+        list[str] | None, option("NAME=VALUE", "Of the cluster, and so of its bill; may be repeated.", CLUSTER)
+    ] = None,
+    policy_id: Annotated[str | None, option("ID", "The cluster policy that it follows.", CLUSTER)] = None,
+    instance_pool_id: Annotated[
+        str | None, option("ID", "The pool that its nodes come from, which then decides their type.", CLUSTER)
+    ] = None,
+    driver_instance_pool_id: Annotated[
+        str | None, option("ID", "The driver's pool. (default: the same)", CLUSTER)
+    ] = None,
+    single_user_name: Annotated[
+        str | None, option("NAME", "Whose cluster it is: the identity that the run has.", CLUSTER)
+    ] = None,
+    script_folder: Annotated[
+        str | None,
+        option("FOLDER", f"Of init scripts, for NVMe offload. (default: {ClusterSettings().script_folder})", CLUSTER),
+    ] = None,
+    model_cache_volume: Annotated[
+        str | None, option("FOLDER", "Of a Volume where models stay. (default: the nodes' drives)", CLUSTER)
+    ] = None,
+    spark_version: Annotated[
+        str | None, option("KEY", "Of the runtime. (default: the newest with long-term support)", CLUSTER)
+    ] = None,
     top: Annotated[str | None, option("N", "Rows of the table. (default: 10)", OUTPUT)] = None,
     show_all: Annotated[bool, option("", "Every refused type with its own reason.", OUTPUT, "--all")] = False,
     as_json: Annotated[bool, option("", "Print one JSON object.", OUTPUT, "--json")] = False,
@@ -92,6 +120,15 @@ def plan(
         "max_usd_per_hour": max_usd_per_hour,
         "budget_usd": budget_usd,
         "deadline_hours": deadline_hours,
+        "log_volume": log_volume,
+        "tags": tags or None,
+        "policy_id": policy_id,
+        "instance_pool_id": instance_pool_id,
+        "driver_instance_pool_id": driver_instance_pool_id,
+        "single_user_name": single_user_name,
+        "script_folder": script_folder,
+        "model_cache_volume": model_cache_volume,
+        "spark_version": spark_version,
         "top": top,
         **options,
     }

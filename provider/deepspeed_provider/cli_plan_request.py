@@ -14,8 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from deepspeed_provider.cli_plan_cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.cli_problems import CATALOG_FIELD
 from deepspeed_provider.cli_request import asked_model, asked_options, tried
+from deepspeed_provider.clusters.cluster_body import RunIdentity
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_types, with_overrides
@@ -42,6 +44,7 @@ KEYS: Final = (
     *("model", "parameters", "tokens", "rows", "effective_batch_size", *JOB_OPTIONS),
     *("cloud", "region", "node_type", "min_compute_capability", "max_nodes", "spot", "tier"),
     *("catalog", "workspace_node_types"),
+    *CLUSTER_OPTIONS,
     *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
 )
 
@@ -58,8 +61,8 @@ class Planned:
     assumptions: tuple[str, ...]
 
 
-def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
-    """``values``: options by their names; None is as if not given.
+def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | None = None) -> Planned:
+    """``values``: options by their names; None is as if not given. ``run``: by which the cluster is tagged.
 
     ``catalog`` and ``workspace_node_types`` are paths, or what stands in such files. Raises :class:`SpecError` with
     all problems.
@@ -75,6 +78,7 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
     catalogue = tried(lambda: catalogue_of(given), problems)
     workspace = tried(lambda: _workspace(given), problems)
     constraints = tried(lambda: _constraints(given, catalogue), problems)
+    settings = tried(lambda: asked_settings(given, run), problems)
     if model is not None and options is not None:
         tried(lambda: weights(model.architecture, options), problems)
     if (
@@ -98,6 +102,7 @@ def planned(values: Mapping[str, Any], source: ModelSource) -> Planned:
         objective=objective,
         top=top,
         workspace=workspace,
+        settings=settings,
         tier=_tier(given),
     )
     return Planned(model=model.name, plan=plan, assumptions=(*assumptions, *plan.assumptions))

@@ -15,6 +15,7 @@ from deepspeed_provider.clusters.candidate import Candidate, candidate
 from deepspeed_provider.clusters.cluster_body import (
     LIBAIO_SCRIPT,
     ClusterSettings,
+    RunIdentity,
     cluster_body,
     needs_libaio,
     run_tags,
@@ -52,7 +53,9 @@ EVERYTHING = ClusterSettings(
     model_cache_volume="/Volumes/main/ml/models",
     script_folder="/Volumes/main/ml/scripts",
     policy_id="policy-1",
-    tags=run_tags(Cloud.AWS, dag_id="finetune", run_id="manual__2026-11-30T10:00:00+00:00", task_id="train"),
+    tags=run_tags(
+        Cloud.AWS, RunIdentity(dag_id="finetune", run_id="manual__2026-11-30T10:00:00+00:00", task_id="train")
+    ),
 )
 SHAPES = {
     "aws_one_node": (way("g6e.12xlarge"), None),
@@ -152,7 +155,9 @@ def test_the_script_is_a_shell_script(tmp_path):
     ],
 )
 def test_tags_are_written_as_the_cloud_takes_them(cloud, run_tag):
-    found = run_tags(cloud, dag_id="fine<tune>", run_id="manual__2026-11-30T10:00:00+00:00", task_id="t" * 300)
+    found = run_tags(
+        cloud, RunIdentity(dag_id="fine<tune>", run_id="manual__2026-11-30T10:00:00+00:00", task_id="t" * 300)
+    )
     assert found["airflow_run_id"] == run_tag
     assert found["airflow_dag_id"] == "fine-tune-"
     assert len(found["airflow_task_id"]) == (63 if cloud is Cloud.GCP else 256)

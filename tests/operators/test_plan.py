@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from airflow.sdk import DAG
@@ -17,6 +17,7 @@ from deepspeed_provider.operators.plan import MARKDOWN_KEY, GpuPlanOperator
 from deepspeed_provider.sizing.catalogue import model_config
 from typer.testing import CliRunner
 
+RUN = {"dag_id": "tuning", "run_id": "manual__2026-11-30T10:00:00+00:00", "task_id": "plan"}
 SEVEN_B = {"model": "llama-2-7b-hf", "method": "lora", "tokens": "50M", "cloud": "aws"}
 MINE = {
     "cloud": "aws",
@@ -38,13 +39,20 @@ def run(params: dict[str, Any] | None = None, **options: Any) -> tuple[dict[str,
     xcoms: dict[str, Any] = {}
     with DAG("dag", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         operator = GpuPlanOperator(task_id="plan", **options)
-    context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: xcoms.__setitem__(key, value))}
+    instance = SimpleNamespace(**RUN, xcom_push=lambda key, value: xcoms.__setitem__(key, value))
+    context: Any = {"ti": instance}
     operator.render_template_fields({**context, "params": params or {}})
     try:
         return operator.execute(context), xcoms[MARKDOWN_KEY]
     except AirflowFailException as error:
         error.markdown = xcoms.get(MARKDOWN_KEY)  # type: ignore[attr-defined]
         raise
+
+
+def untagged(plan: dict[str, Any]) -> dict[str, Any]:
+    """Without the tags by which it knows its run."""
+    tags = {name: tag for name, tag in plan["cluster"].pop("custom_tags").items() if not name.startswith("airflow_")}
+    return plan | {"cluster": plan["cluster"] | ({"custom_tags": tags} if tags else {})}
 
 
 def printed(*words: str) -> dict[str, Any]:
@@ -57,7 +65,7 @@ class TestWhatItReturns:
     def test_it_is_what_the_command_line_prints(self) -> None:
         words = ["--model", "llama-2-7b-hf", "--method", "lora", "--tokens", "50M", "--cloud", "aws", "--top", "4"]
         returned, _ = run(**SEVEN_B, top=4)
-        assert returned == printed(*words)
+        assert untagged(returned) == printed(*words)
         assert json.loads(json.dumps(returned)) == returned
 
     @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ class TestWhatItReturns:
     )
     def test_every_option_is_the_command_lines(self, options: dict[str, Any], words: list[str]) -> None:
         common = ["--model", "llama-2-7b-hf", "--method", "lora", "--tokens", "50M", "--cloud", "gcp"]
-        assert run(**{**SEVEN_B, "cloud": "gcp"}, **options)[0] == printed(*common, *words)
+        assert untagged(run(**{**SEVEN_B, "cloud": "gcp"}, **options)[0]) == printed(*common, *words)
 
     def test_a_config_as_a_mapping(self) -> None:
         config = {**model_config("llama-2-7b-hf"), "_name_or_path": "mine"}
@@ -124,6 +132,48 @@ class TestLooseValues:
     def test_names_separated_by_commas(self) -> None:
         found = run(**SEVEN_B, node_type="p4d, G6E.12XLARGE ,")[0]["candidates"]
         assert {one["node_type_id"] for one in found} == {"p4d.24xlarge", "p4de.24xlarge", "g6e.12xlarge"}
+
+
+class TestItsCluster:
+    SETTINGS: ClassVar = {
+        "log_volume": "/Volumes/main/ml/logs",
+        "policy_id": "policy-1",
+        "single_user_name": "trainers",
+        "model_cache_volume": "/Volumes/main/ml/models",
+        "spark_version": "16.4.x-gpu-ml-scala2.12",
+        "instance_pool_id": "pool-gpu",
+        "driver_instance_pool_id": "pool-driver",
+    }
+
+    def test_tags_lead_back_to_the_task(self) -> None:
+        tags = run({"team": "ml"}, **SEVEN_B, node_type="g5.12xlarge", max_nodes=1, tags={"team": "{{ params.team }}"})
+        assert tags[0]["cluster"]["custom_tags"] == {
+            "airflow_dag_id": "tuning",
+            "airflow_run_id": "manual__2026-11-30T10:00:00+00:00",
+            "airflow_task_id": "plan",
+            "team": "ml",
+            "ResourceClass": "SingleNode",
+        }
+
+    def test_ones_own_tag_goes_first(self) -> None:
+        tags = run(**SEVEN_B, tags="airflow_dag_id=other, cost = 7")[0]["cluster"]["custom_tags"]
+        assert (tags["airflow_dag_id"], tags["airflow_run_id"], tags["cost"]) == ("other", RUN["run_id"], "7")
+
+    def test_every_setting_arrives_templated(self) -> None:
+        templates = {name: f"{{{{ params.{name} }}}}" for name in self.SETTINGS}
+        cluster = run(self.SETTINGS, **SEVEN_B, **templates)[0]["cluster"]
+        assert cluster["cluster_log_conf"] == {"volumes": {"destination": "/Volumes/main/ml/logs"}}
+        assert cluster["spark_env_vars"]["HF_HUB_CACHE"] == "/Volumes/main/ml/models"
+        for name in ("policy_id", "single_user_name", "spark_version", "instance_pool_id", "driver_instance_pool_id"):
+            assert cluster[name] == self.SETTINGS[name]
+
+    def test_what_is_empty_is_not_given(self) -> None:
+        plain = run(**SEVEN_B)[0]
+        assert run(**SEVEN_B, **dict.fromkeys(self.SETTINGS, ""), tags="None")[0] == plain
+
+    def test_what_cannot_work_fails_without_a_retry(self) -> None:
+        with pytest.raises(AirflowFailException, match=r"log_volume = 'logs'.*is no folder of a Volume"):
+            run(**SEVEN_B, log_volume="logs")
 
 
 class TestOwnRowsAndWorkspace:
@@ -234,5 +284,5 @@ class TestWhatFails:
         assert "**Nothing fits.**" in caught.value.markdown  # type: ignore[attr-defined]
 
     def test_over_budget(self) -> None:
-        with pytest.raises(AirflowFailException, match="no limits on price and time"):
+        with pytest.raises(AirflowFailException, match="It would fit with a budget of"):
             run(**SEVEN_B, budget_usd="0.01")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -49,6 +49,15 @@ DISK_BASE_GIB: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunIdentity:
+    """The task instance for which a cluster is planned."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
     """What a workspace decides about a cluster, and a plan does not. Empty is not given.
 
@@ -61,7 +70,8 @@ class ClusterSettings:
             nodes' own drives.
         script_folder: folder of the workspace, or of a Volume, that holds :data:`LIBAIO_SCRIPT`.
         instance_pool_id, driver_instance_pool_id: pools, which then decide node type, zone, spot and disks.
-        tags: any; those of the run's identity among them.
+        tags: any; they go before those of the run.
+        run: adds the tags of :func:`run_tags`.
     """
 
     spark_version: str = ""
@@ -73,6 +83,7 @@ class ClusterSettings:
     driver_instance_pool_id: str = ""
     policy_id: str = ""
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    run: RunIdentity | None = None
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -80,9 +91,9 @@ class ClusterSettings:
             raise SpecError(problems)
 
 
-def run_tags(cloud: Cloud, *, dag_id: str, run_id: str, task_id: str) -> dict[str, str]:
+def run_tags(cloud: Cloud, run: RunIdentity) -> dict[str, str]:
     """Tags by which a bill leads back to the task, in characters and lengths that the cloud takes."""
-    named = {"airflow_dag_id": dag_id, "airflow_run_id": run_id, "airflow_task_id": task_id}
+    named = {"airflow_dag_id": run.dag_id, "airflow_run_id": run.run_id, "airflow_task_id": run.task_id}
     if cloud is Cloud.GCP:
         return {name: _NOT_IN_LABELS.sub("-", value.lower())[:LONGEST_LABEL] for name, value in named.items()}
     return {name: _NOT_IN_TAGS.sub("-", value)[:LONGEST_TAG] for name, value in named.items()}
@@ -121,13 +132,13 @@ def needs_libaio(candidate: Candidate) -> bool:
 
 def _shape(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:
     """One node: a driver that trains itself, without workers. Several: a driver, and workers that train."""
-    tags = settings.tags
+    tags = {**(run_tags(candidate.node_type.cloud, settings.run) if settings.run else {}), **settings.tags}
     if candidate.nodes == 1:
         conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*, 4]"}
         return {"num_workers": 0, "spark_conf": conf, "custom_tags": {**tags, "ResourceClass": "SingleNode"}}
     # The distributor starts one barrier task for so many GPUs, and in it one process for each: one task a node.
     conf = {"spark.task.resource.gpu.amount": str(candidate.node_type.gpus)}
-    return {"num_workers": candidate.nodes, "spark_conf": conf, **({"custom_tags": dict(tags)} if tags else {})}
+    return {"num_workers": candidate.nodes, "spark_conf": conf, **({"custom_tags": tags} if tags else {})}
 
 
 def _machines(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:
@@ -219,8 +230,9 @@ def _problems(settings: ClusterSettings) -> list[FieldProblem]:
         works = "Give instance_pool_id too."
         value = settings.driver_instance_pool_id
         problems.append(_problem("driver_instance_pool_id", value, "is a driver's pool without the workers'", works))
-    if len(settings.tags) > MOST_TAGS - _OWN_TAGS:
-        works = f"Give at most {MOST_TAGS - _OWN_TAGS}."
+    most = MOST_TAGS - _OWN_TAGS - (len(fields(RunIdentity)) if settings.run else 0)
+    if len(settings.tags) > most:
+        works = f"Give at most {most}."
         problems.append(_problem("tags", len(settings.tags), "are more than Databricks takes", works))
     if settings.spark_version:
         try:

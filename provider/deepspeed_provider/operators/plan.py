@@ -41,6 +41,14 @@ class GpuPlanOperator(BaseOperator):
     :param catalog: rows and prices of your own over the catalogue's: a list of mappings, or the path of a CSV or JSON
         file.
     :param workspace_node_types: the workspace's answer to list-node-types, or the path of a file that holds it.
+    :param log_volume: folder of a Volume for the cluster's logs.
+    :param tags: of the cluster, beside those of dag, run and task that it has anyway: a mapping, or texts such as
+        ``team=ml``.
+    :param policy_id: cluster policy.
+    :param instance_pool_id: pool of the nodes; ``driver_instance_pool_id``: of the driver, where that is another.
+    :param single_user_name: whose cluster it is.
+    :param script_folder: folder of init scripts; ``model_cache_volume``: folder of a Volume where models stay.
+    :param spark_version: key of a runtime; else the newest with long-term support.
     :param objective: ``cost`` of the whole run, or ``time``.
     :param top: rows of the table.
     :param download: fetch the config of a hub id that is not bundled.
@@ -50,6 +58,8 @@ class GpuPlanOperator(BaseOperator):
         *("model", "parameters", "method", "sequence_length", "options", "tokens", "rows", "effective_batch_size"),
         *("cloud", "region", "node_type", "min_compute_capability", "max_nodes", "spot", "tier"),
         *("catalog", "workspace_node_types"),
+        *("log_volume", "tags", "policy_id", "instance_pool_id", "driver_instance_pool_id"),
+        *("single_user_name", "script_folder", "model_cache_volume", "spark_version"),
         *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
     )
     ui_color = "#e6f2e6"
@@ -78,6 +88,15 @@ class GpuPlanOperator(BaseOperator):
         max_usd_per_hour: float | str | None = None,
         budget_usd: float | str | None = None,
         deadline_hours: float | str | None = None,
+        log_volume: str | None = None,
+        tags: Mapping[str, str] | Sequence[str] | str | None = None,
+        policy_id: str | None = None,
+        instance_pool_id: str | None = None,
+        driver_instance_pool_id: str | None = None,
+        single_user_name: str | None = None,
+        script_folder: str | None = None,
+        model_cache_volume: str | None = None,
+        spark_version: str | None = None,
         top: int | str | None = None,
         download: bool = False,
         **kwargs: Any,
@@ -104,6 +123,15 @@ class GpuPlanOperator(BaseOperator):
         self.max_usd_per_hour = max_usd_per_hour
         self.budget_usd = budget_usd
         self.deadline_hours = deadline_hours
+        self.log_volume = log_volume
+        self.tags = tags
+        self.policy_id = policy_id
+        self.instance_pool_id = instance_pool_id
+        self.driver_instance_pool_id = driver_instance_pool_id
+        self.single_user_name = single_user_name
+        self.script_folder = script_folder
+        self.model_cache_volume = model_cache_volume
+        self.spark_version = spark_version
         self.top = top
         self.download = download
 
@@ -113,7 +141,7 @@ class GpuPlanOperator(BaseOperator):
         from deepspeed_provider.plan_texts import miss_lines
 
         try:
-            found = self._planned()
+            found = self._planned(context)
         except SpecError as error:
             raise AirflowFailException(str(error)) from error
         markdown = plan_markdown(found)
@@ -126,11 +154,14 @@ class GpuPlanOperator(BaseOperator):
         content: dict[str, Any] = json.loads(json.dumps(planned_as_json(found), allow_nan=False))
         return content
 
-    def _planned(self) -> Planned:
+    def _planned(self, context: Context) -> Planned:
         from deepspeed_provider.cli_plan_request import planned
+        from deepspeed_provider.clusters.cluster_body import RunIdentity
         from deepspeed_provider.model_source import ModelSource, hub_fetch
 
-        return planned(self._request(), ModelSource(fetch=hub_fetch() if self.download else None))
+        instance = context["ti"]
+        run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)
+        return planned(self._request(), ModelSource(fetch=hub_fetch() if self.download else None), run)
 
     def _request(self) -> dict[str, Any]:
         """The options by their names; None is not given."""
