@@ -75,11 +75,12 @@ def _over_limits(found: OverLimits) -> str:
 
 def grouped(plan: GpuPlan) -> list[tuple[str, str]]:
     """(names, reason): refused types with one reason together, other clouds' last; where reasons differ in numbers
-    and settings only, the first one stands for all."""
+    and settings only, the one that came closest stands for all."""
     groups: dict[str, list[Refused]] = {}
     for one in _near_first(plan):
         groups.setdefault(_DETAILS.sub("#", one.reason), []).append(one)
-    return [(_names(group), group[0].reason) for group in groups.values()]
+    closest_first = [sorted(group, key=lambda one: one.distance) for group in groups.values()]
+    return [(_names(group), group[0].reason) for group in closest_first]
 
 
 def _near_first(plan: GpuPlan) -> list[Refused]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from deepspeed_provider.clusters.candidate import Candidate, Room, above_text, limit_text, need
+from deepspeed_provider.clusters.gpu_plan import gpu_plan
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
@@ -17,6 +18,7 @@ from deepspeed_provider.clusters.refusals import refusal
 from deepspeed_provider.clusters.remedies import what_would_fit
 from deepspeed_provider.clusters.search import search
 from deepspeed_provider.clusters.settings import options_for
+from deepspeed_provider.plan_texts import grouped
 
 from clusters.brute_force import brute_force_reason, random_catalogue, random_constraints, random_job
 from clusters.test_search import _job
@@ -149,3 +151,11 @@ def test_limits_that_have_to_be_raised_together_are_named_together() -> None:
 )
 def test_what_is_above_a_limit_reads_so(reached: float, limit: float, decimals: int, said: tuple[str, str]) -> None:
     assert (above_text(reached, limit, decimals), limit_text(limit, decimals)) == said
+
+
+def test_of_like_reasons_the_closest_is_shown() -> None:
+    plan = gpu_plan(_job(), node_types(), Constraints(budget_usd=0.01))
+    (shown,) = [reason for _, reason in grouped(plan) if reason.startswith("over budget")]
+    prices = [float(one.reason.split()[2].lstrip("$")) for one in plan.refused if one.reason.startswith("over budget")]
+    assert len(prices) > 10
+    assert shown.startswith(f"over budget: ${min(prices):.2f} of $0.01 at best (")

@@ -32,12 +32,17 @@ FLASH_COMPUTE_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A node type that is not in the table, and why."""
+    """A node type that is not in the table, and why.
+
+    Attributes:
+        distance: orders types with like reasons by how close they came.
+    """
 
     cloud: Cloud
     node_type_id: str
     region: str
     reason: str
+    distance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,7 @@ def gpu_plan(
             node_type_id=found.node_type.node_type_id,
             region=found.node_type.region,
             reason=found.reason,
+            distance=found.distance,
         )
         for found in choice.rejections
     ]

@@ -24,10 +24,12 @@ class Rejection:
     Attributes:
         best: how it runs the job best, or comes closest to the limits; None where nothing fits.
         shortage: how it comes closest to holding the job, where nothing fits.
+        distance: in dollars, hours, bytes or times a limit; comparable where the reasons are alike.
     """
 
     node_type: NodeType
     reason: str
+    distance: float = 0.0
     best: Candidate | None = None
     shortage: Shortage | None = None
 
@@ -129,10 +131,11 @@ class Reasons:
 
     def _rejection(self, node_type: NodeType, own: Candidate | OverLimits | Miss) -> Rejection:
         if isinstance(own, Miss):
-            return Rejection(node_type=node_type, reason=str(own), shortage=own)
+            return Rejection(node_type=node_type, reason=str(own), distance=own.missing_bytes, shortage=own)
         if isinstance(own, OverLimits):
-            return Rejection(node_type=node_type, reason=str(own), best=own.candidate)
-        return Rejection(node_type=node_type, reason=self._worse(own), best=own)
+            return Rejection(node_type=node_type, reason=str(own), distance=own.excess, best=own.candidate)
+        distance = own.goal(self._ways.objective)
+        return Rejection(node_type=node_type, reason=self._worse(own), distance=distance, best=own)
 
     def _worse(self, found: Candidate) -> str:
         price, hours, settings = f"${found.usd:,.2f}", f"{found.hours:,.1f} h", _settings(found)

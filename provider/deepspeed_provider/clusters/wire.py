@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from deepspeed_provider.clusters.candidate import Candidate
-from deepspeed_provider.clusters.gpu_plan import GpuPlan
+from deepspeed_provider.clusters.gpu_plan import GpuPlan, Refused
 from deepspeed_provider.clusters.node_type import NodeType
 from deepspeed_provider.clusters.reasons import Miss, OverLimits
 from deepspeed_provider.clusters.throughput import Throughput
@@ -77,13 +76,22 @@ def plan_as_json(found: GpuPlan) -> dict[str, Any]:
         "sequence_length": found.job.options.sequence_length,
         "chosen": candidates[0] if candidates else None,
         "candidates": candidates,
-        "rejected": [dataclasses.asdict(refused) for refused in found.refused],
+        "rejected": [_refused(refused) for refused in found.refused],
         "nearest_miss": None if choice.nearest_miss is None else _miss(choice.nearest_miss),
         "would_fit": list(found.would_fit),
         "deepspeed_config": found.deepspeed_config,
         "cluster": found.cluster,
         "assumptions": list(found.assumptions),
         "warnings": list(found.warnings),
+    }
+
+
+def _refused(found: Refused) -> dict[str, str]:
+    return {
+        "cloud": found.cloud.value,
+        "node_type_id": found.node_type_id,
+        "region": found.region,
+        "reason": found.reason,
     }
 
 
