@@ -141,7 +141,25 @@ def test_a_file_that_cannot_be_read(path: str) -> None:
 def test_an_option_that_means_nothing_is_refused() -> None:
     result = run("-", "--model-precision", "fp8", stdin="{}")
     assert result.exit_code == 2
-    assert result.stderr == "--model-precision 'fp8': is no precision. Use fp32, bf16 or fp16.\n"
+    assert result.stderr == "--model-precision 'fp8': should be one of fp32, bf16, fp16. Try 'fp32'.\n"
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "two", "1.5"])
+@pytest.mark.parametrize("name", ["--world-size", "--trained"])
+def test_a_count_that_is_none(name: str, value: str) -> None:
+    result = run("-", name, value, stdin="{}")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{name} '{value}': should be a whole number from 1. ")
+
+
+def test_all_problems_of_a_request_at_once() -> None:
+    words = ["--world-size", "0", "--method", "lorra", "--launcher", "deepspede", "--model-precision", "fp8"]
+    result = run("/nowhere", *words, "--json")
+    assert result.exit_code == 2
+    named = [problem["field"] for problem in json.loads(result.stdout)["error"]["problems"]]
+    assert named == ["world-size", "method", "launcher", "model-precision", "FILE"]
+    assert "Try 'lora'." in result.stderr
+    assert "Try 'deepspeed'." in result.stderr
 
 
 def test_a_secret_is_not_repeated() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import sys
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deepspeed_provider.cli_request import tried
 from deepspeed_provider.deepspeed_config.check import check, findings_as_json
 from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Launcher, Severity
 from deepspeed_provider.deepspeed_config.rules import RULES
@@ -26,6 +28,7 @@ from deepspeed_provider.sizing.wire import problems_as_json
 LONGEST_VALUE: Final = 40
 # Far beyond what DeepSpeed reads, and far from what printing can still do.
 DEEPEST: Final = 50
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 config_app = typer.Typer(no_args_is_help=True, help="DeepSpeed configurations.")
@@ -35,16 +38,22 @@ config_app = typer.Typer(no_args_is_help=True, help="DeepSpeed configurations.")
 def config_check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="DeepSpeed's JSON; '-' is standard input.")],
     world_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ranks; then the batch size is judged exactly.")
+        str | None, typer.Option(metavar="N", help="Ranks; then the batch size is judged exactly.")
     ] = None,
-    method: Annotated[Method | None, typer.Option(help="Which weights are trained.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which weights are trained: full, lora or qlora.")
+    ] = None,
     launcher: Annotated[
-        Launcher, typer.Option(help='Who reads it first; hf is the Hugging Face trainer, which replaces "auto".')
-    ] = Launcher.DEEPSPEED,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who reads it first: deepspeed, or hf: Hugging Face's trainer, which replaces auto.",
+        ),
+    ] = Launcher.DEEPSPEED.value,
     model_precision: Annotated[
         str | None, typer.Option(metavar="NAME", help="In which the model was trained: fp32, bf16 or fp16.")
     ] = None,
-    trained: Annotated[int | None, typer.Option(min=1, metavar="N", help="Parameters that take gradients.")] = None,
+    trained: Annotated[str | None, typer.Option(metavar="N", help="Parameters that take gradients.")] = None,
     use_gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="Where it trains.", show_default=False)] = None,
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--no-bf16", help="Whether the GPUs have bfloat16.", show_default=False)
@@ -62,23 +71,25 @@ def config_check(
 
     Exit status 1 where there are errors, 2 where the file cannot be read.
     """
-    try:
-        if model_precision not in (None, "fp32", "bf16", "fp16"):
-            raise _problem("model-precision", model_precision, "is no precision", "Use fp32, bf16 or fp16.")
-        config = _read(file)
-    except SpecError as error:
-        _refuse(error, as_json=as_json)
+    problems: list[FieldProblem] = []
     facts = Facts(
-        world_size=world_size,
-        method=method,
-        launcher=launcher,
-        model_precision=model_precision,
-        trained_parameters=trained,
+        world_size=tried(lambda: _count("world-size", world_size), problems),
+        method=tried(lambda: Method(_named("method", method, list(Method))), problems) if method is not None else None,
+        launcher=tried(lambda: Launcher(_named("launcher", launcher, list(Launcher))), problems) or Launcher.DEEPSPEED,
+        model_precision=(
+            tried(lambda: _named("model-precision", model_precision, PRECISIONS), problems)
+            if model_precision is not None
+            else None
+        ),
+        trained_parameters=tried(lambda: _count("trained", trained), problems),
         use_gpu=use_gpu,
         bf16=bf16,
         has_disk=disk,
         has_libaio=libaio,
     )
+    config = tried(lambda: _read(file), problems)
+    if problems or config is None:
+        _refuse(SpecError(problems), as_json=as_json)
     findings = check(config, facts)
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
@@ -100,6 +111,27 @@ def config_rules() -> None:
     for rule in RULES:
         table.add_row(rule.name, Text(rule.severity.value, style=_STYLES[rule.severity]), Text(rule.why))
     Console().print(table)
+
+
+def _count(name: str, asked: str | None) -> int | None:
+    """Raises SpecError for what is no whole number from 1."""
+    if asked is None:
+        return None
+    try:
+        number = int(asked)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise _problem(name, asked, "should be a whole number from 1", "Leave it out where it is not known.")
+    return number
+
+
+def _named(name: str, asked: str, known: Sequence[str]) -> str:
+    """Raises SpecError for what is not among them."""
+    if asked in known:
+        return asked
+    near = difflib.get_close_matches(asked, known, n=1, cutoff=0)[0]
+    raise _problem(name, asked, f"should be one of {', '.join(known)}", f"Try '{near}'.")
 
 
 def _read(file: str) -> dict[str, Any]:

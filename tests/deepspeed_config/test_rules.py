@@ -129,6 +129,42 @@ SENTENCES = {
         "optimizer-parameter optimizer.params.fused",
         "(cpu)",
     ),
+    "a rate in quotes": (
+        {"optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}},
+        {},
+        "optimizer-value optimizer.params.lr",
+        "without quotes: 1e-4.",
+    ),
+    "half the betas": (
+        {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9]}}},
+        {},
+        "optimizer-value optimizer.params.betas",
+        "[0.9, 0.999]",
+    ),
+    "a beta of 1": (
+        {"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.9, 1.0]}}},
+        {},
+        "optimizer-value optimizer.params.betas",
+        "below 1",
+    ),
+    "a negative decay": (
+        {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": -0.1}}},
+        {},
+        "optimizer-value optimizer.params.weight_decay",
+        "from 0",
+    ),
+    "a rate that is none": (
+        {"optimizer": {"type": "AdamW", "params": {"lr": None}}},
+        {},
+        "optimizer-value optimizer.params.lr",
+        "Write 1e-5.",
+    ),
+    "a schedule's rate in quotes": (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "1e-4"}}},
+        {},
+        "optimizer-value scheduler.params.warmup_max_lr",
+        "without quotes: 1e-4.",
+    ),
     "no disk": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_disk0/x"}}},
         {"has_disk": False},

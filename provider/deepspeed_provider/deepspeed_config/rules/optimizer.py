@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from deepspeed_provider.deepspeed_config.subject import AUTO, Subject
 _OWN_PARAMETERS: Final = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 _ADAM: Final = ("adam", "adamw")
 _CLIPPING: Final = "gradient_clipping"
+# Of all optimizers that take them, with what is usual.
+_NUMBERS: Final = {"lr": "1e-5", "weight_decay": "0.01", "momentum": "0.9"}
 
 
 def _optimizer(name: str, **params: Any) -> dict[str, Any]:
@@ -75,6 +78,40 @@ def _foreign_params(subject: Subject) -> Iterable[Found]:
         if key not in own and key != "max_grad_norm":
             text = f"{subject.written('optimizer.type')} takes no such parameter on this device ({device})."
             yield Found(path=f"optimizer.params.{key}", value=value, problem=text, suggestion=_near(key, own))
+
+
+def _values(subject: Subject) -> Iterable[Found]:
+    for section in ("optimizer", "scheduler"):
+        for name, value in _params(subject, section).items():
+            path = f"{section}.params.{name}"
+            if value == AUTO:
+                continue
+            if isinstance(value, str) and _reads_as_number(value):
+                text = "is text, on which the constructor or the first step fails."
+                hint = f"Write the number without quotes: {value.strip()}."
+                yield Found(path=path, value=value, problem=text, suggestion=hint)
+            elif section == "optimizer" and name in _NUMBERS and not _is_at_least_0(value):
+                text = "should be a number from 0."
+                yield Found(path=path, value=value, problem=text, suggestion=f"Write {_NUMBERS[name]}.")
+            elif section == "optimizer" and name == "betas" and not _are_betas(value):
+                text = "should be two numbers, each from 0 to below 1."
+                yield Found(path=path, value=value, problem=text, suggestion="Write [0.9, 0.999].")
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_at_least_0(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(_is_at_least_0(one) and one < 1 for one in value)
 
 
 def _clipping_in_optimizer(subject: Subject) -> Iterable[Found]:
@@ -178,6 +215,14 @@ RULES: Final = (
         find=_foreign_params,
         accepted=Example(_optimizer("AdamW", betas=[0.9, 0.95])),
         refused=Example(_optimizer("AdamW", beta=[0.9, 0.95])),
+    ),
+    Rule(
+        name="optimizer-value",
+        severity=Severity.ERROR,
+        why="The params go to a constructor as they are, and are computed with: text is no number, betas are two.",
+        find=_values,
+        accepted=Example(_optimizer("AdamW", betas=[0.9, 0.95], weight_decay=0)),
+        refused=Example(_optimizer("AdamW", betas=[0.9], weight_decay="0.01")),
     ),
     Rule(
         name="clipping-in-optimizer",
