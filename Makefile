@@ -27,8 +27,8 @@ lint: setup ## Check style, types and the arrows between rooms
 run: setup ## Fine-tune a real model through Airflow on this machine (ONCE=1 stops everything at the end)
 	$(BIN)/deepspeed-provider demo $(if $(ONCE),--once)
 
-bench: setup ## Measure parse time and the overhead over plain torchrun
-	$(BIN)/python -m benches
+bench: setup ## Measure accuracy, throughput, search, parse time and overhead over torchrun (all or BENCH=name)
+	$(BIN)/python -m benches $(BENCH)
 
 clean: ## Remove caches and the demonstration's state; .venv stays
 	rm -rf .deepspeed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
