@@ -118,6 +118,7 @@ def planned_as_json(found: Planned) -> dict[str, Any]:
         "model": found.model,
         "method": options.method.value,
         "lora_rank": None if options.method is Method.FULL else options.lora_rank,
+        "optimizer": options.optimizer.value,
         **plan_as_json(found.plan),
         "assumptions": list(found.assumptions),
     }

@@ -19,7 +19,7 @@ from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Severit
 from deepspeed_provider.deepspeed_config.subject import Subject
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.planning import Hardware, Plan, plan
-from deepspeed_provider.sizing.options import Method
+from deepspeed_provider.sizing.options import Method, Optimizer
 from deepspeed_provider.spec import FineTuneSpec
 
 # How DeepSpeed names the batch, and how a spec does.
@@ -61,6 +61,7 @@ class _GpuPlan:
     model: str
     method: str
     lora_rank: int | None
+    optimizer: str
     sequence_length: int
     effective_batch_size: int
     chosen: _Chosen
@@ -210,6 +211,9 @@ def _other_training(spec: FineTuneSpec, asked: _GpuPlan) -> list[FieldProblem]:
         text = f"the plan is for adapters of rank {asked.lora_rank}"
         works = f"Use at most {asked.lora_rank}, or plan with lora_rank {spec.lora_rank}."
         problems.append(_problem("lora_rank", spec.lora_rank, text, works))
+    if asked.optimizer != Optimizer.ADAMW.value:
+        text = f"the plan is for {asked.optimizer}, and this training steps with AdamW, whose states differ"
+        problems.append(_problem("optimizer", asked.optimizer, text, "Plan with optimizer 'adamw'."))
     if length > asked.sequence_length:
         text = f"the plan is for sequences of {asked.sequence_length} tokens"
         works = f"Use at most {asked.sequence_length}, or plan with sequence_length {length}."

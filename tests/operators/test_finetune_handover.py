@@ -144,6 +144,11 @@ class TestAPlan:
         for part in said:
             assert part in text
 
+    def test_one_for_another_optimizer_is_refused(self) -> None:
+        plan = gpu_plan(model="gpt2-xl", node_type=["p4d"], max_nodes=1, optimizer="adamw-8bit")
+        text = refused(lambda: operator(plan))
+        assert "optimizer = 'adamw-8bit': the plan is for adamw-8bit, and this training steps with AdamW" in text
+
     def test_larger_adapters_than_planned_are_refused(self) -> None:
         plan = PLANS["fp16"]
         text = refused(lambda: operator(plan, spec=spec_for(plan, lora_rank=64)))
