@@ -84,7 +84,9 @@ def _ways(job: Job, node_type: NodeType, nodes: int, constraints: Constraints) -
     sequences = job.effective_batch_size // ranks
     return [
         candidate(job, node_type, nodes, layout, size, spot=constraints.spot)
-        for layout in layouts(job.options.method, alone=ranks == 1, has_nvme=node_type.nvme_bytes > 0)
+        for layout in layouts(
+            job.options.method, alone=ranks == 1, has_nvme=node_type.nvme_bytes > 0, optimizer=job.options.optimizer
+        )
         for size in range(1, sequences + 1)
         if sequences % size == 0
     ]

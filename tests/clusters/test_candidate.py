@@ -12,7 +12,7 @@ from deepspeed_provider.clusters.node_types import node_types
 from deepspeed_provider.clusters.settings import layouts
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
-from deepspeed_provider.sizing.options import Method, TrainingOptions
+from deepspeed_provider.sizing.options import Method, Optimizer, TrainingOptions
 
 JOB = Job(
     architecture=architecture(model_config("gpt2")),
@@ -23,7 +23,7 @@ JOB = Job(
 
 
 def on(node_type, nodes, *, spot=False):
-    layout = layouts(Method.FULL, alone=False, has_nvme=False)[0]
+    layout = layouts(Method.FULL, alone=False, has_nvme=False, optimizer=Optimizer.ADAMW)[0]
     return candidate(JOB, node_type, nodes, layout, 1, spot=spot)
 
 

@@ -113,15 +113,14 @@ def test_only_adamw_has_layouts_with_offload(method, optimizer, alone):
     assert found
     offloads = any(layout.offload is not Offload.NONE for layout in found)
     assert offloads == (optimizer is Optimizer.ADAMW)
-    if offloads:
-        assert found == layouts(method, alone=alone, has_nvme=True)
 
 
 @pytest.mark.parametrize("optimizer", [kind for kind in Optimizer if kind is not Optimizer.ADAMW])
 def test_no_configuration_offloads_what_cannot_step_on_the_cpu(optimizer):
     found = job("gpt2", {"optimizer": optimizer})
     (kind,) = (one for one in node_types() if one.named("g5.12xlarge"))
-    layout = next(one for one in layouts(Method.FULL, alone=False, has_nvme=False) if one.offload is Offload.OPTIMIZER)
+    for_adamw = layouts(Method.FULL, alone=False, has_nvme=False, optimizer=Optimizer.ADAMW)
+    layout = next(one for one in for_adamw if one.offload is Offload.OPTIMIZER)
     with pytest.raises(SpecError, match=f"optimizer = '{optimizer}'.*only Adam on the CPU.*Use adamw"):
         engine_settings(candidate(found, kind, 1, layout, 1, spot=False))
 
@@ -232,13 +231,7 @@ def test_whatever_is_chosen_fits_is_accepted_and_can_be_asked_for(
     model, options, batch, ids, max_nodes, objective, spot
 ):
     limits = Constraints(node_type_ids=frozenset(ids), max_nodes=max_nodes, spot=spot)
-    try:
-        plan = gpu_plan(job(model, options, batch=batch), node_types(), limits, objective=objective, top=1)
-    except SpecError as error:
-        fields = [problem.field for problem in error.problems]
-        assert fields == ["optimizer"]
-        assert options["optimizer"] is not Optimizer.ADAMW
-        return
+    plan = gpu_plan(job(model, options, batch=batch), node_types(), limits, objective=objective, top=1)
     best = plan.choice.best
     if best is None:
         assert plan.cluster is plan.deepspeed_config is None

@@ -95,7 +95,7 @@ def test_no_settings_are_faster_than_the_bound(seed: int) -> None:
             hardware = Hardware.of(kind, nodes)
             sizes = micro_batch_sizes(job.effective_batch_size // hardware.world_size)
             alone, has_nvme = hardware.world_size == 1, kind.nvme_bytes > 0
-            for layout in layouts(job.options.method, alone=alone, has_nvme=has_nvme):
+            for layout in layouts(job.options.method, alone=alone, has_nvme=has_nvme, optimizer=job.options.optimizer):
                 size = chance.choice(sizes)
                 tried = candidate(job, kind, nodes, layout, size, spot=False)
                 bound = pace.least_seconds_of(layout, size, hardware)

@@ -54,7 +54,10 @@ class Needs:
         key = (hardware.gpus_per_node, hardware.nodes, has_nvme)
         found = self._shapes.get(key)
         if found is None:
-            tried = layouts(self._counted.job.options.method, alone=hardware.world_size == 1, has_nvme=has_nvme)
+            options = self._counted.job.options
+            tried = layouts(
+                options.method, alone=hardware.world_size == 1, has_nvme=has_nvme, optimizer=options.optimizer
+            )
             found = self._shapes[key] = tuple(self._of_layout(layout, hardware) for layout in tried)
         return found
 

@@ -62,7 +62,8 @@ class Pace:
 
     def _least_of_all(self, hardware: Hardware) -> float:
         whole = self._job.effective_batch_size // hardware.world_size
-        tried = layouts(self._job.options.method, alone=hardware.world_size == 1, has_nvme=False)
+        options = self._job.options
+        tried = layouts(options.method, alone=hardware.world_size == 1, has_nvme=False, optimizer=options.optimizer)
         # Recomputation is never faster.
         kinds = {layout.zero_stage > 0: layout for layout in tried if not layout.gradient_checkpointing}
         computing = min(self._least_computing(layout, hardware, whole) for layout in kinds.values())

@@ -44,9 +44,7 @@ _TOGETHER = (
 
 
 @lru_cache(maxsize=64)
-def layouts(
-    method: Method, *, alone: bool, has_nvme: bool, optimizer: Optimizer = Optimizer.ADAMW
-) -> tuple[Layout, ...]:
+def layouts(method: Method, *, alone: bool, has_nvme: bool, optimizer: Optimizer) -> tuple[Layout, ...]:
     """All layouts for one GPU (``alone``) or several. QLoRA's 4-bit weights do not go with stage 3,
     and only AdamW's states leave the GPU.
 
