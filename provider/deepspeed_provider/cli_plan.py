@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``deepspeed-provider plan``: which machines for a fine-tune, what they cost, and why not others."""
+"""``deepspeed-provider plan``: which machines for a fine-tune, or how on those that are there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,16 +12,19 @@ import typer
 from rich.console import Console
 
 from deepspeed_provider.cli_options import with_training_options
-from deepspeed_provider.cli_plan_report import print_plan
+from deepspeed_provider.cli_plan_given import describes_hardware, planned_on_given, planned_on_given_as_json
+from deepspeed_provider.cli_plan_report import print_on_given, print_plan
 from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned, planned_as_json
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.clusters.cluster_body import ClusterSettings
+from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, RAM_BYTES_PER_GPU
 from deepspeed_provider.clusters.job import Constraints
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.model_source import ModelSource, hub_fetch
 
 WHAT = "What is trained"
 WHERE = "Where it may run"
+GIVEN = "Hardware that is there"
 LIMITS = "Limits"
 CLUSTER = "Cluster"
 OUTPUT = "Output"
@@ -62,6 +66,19 @@ def plan(
     workspace_node_types: Annotated[
         str | None, option("FILE", "The workspace's saved answer to list-node-types.", WHERE)
     ] = None,
+    gpu: Annotated[
+        str | None, option("NAME", "Instead of a search: the GPU of an existing cluster or Spark server.", GIVEN)
+    ] = None,
+    gpus_per_node: Annotated[str | None, option("N", "GPUs of one node.", GIVEN)] = None,
+    nodes: Annotated[str | None, option("N", "Nodes that train. (default: 1)", GIVEN)] = None,
+    ram_gib: Annotated[
+        str | None, option("GIB", f"Of one node. (default: {RAM_BYTES_PER_GPU // 2**30} for each GPU)", GIVEN)
+    ] = None,
+    nvme_gib: Annotated[str | None, option("GIB", "Of one node, for offload. (default: none)", GIVEN)] = None,
+    interconnect_gbps: Annotated[
+        str | None, option("GBIT/S", f"Of one node to the others. (default: {INTERCONNECT_GBPS})", GIVEN)
+    ] = None,
+    usd_per_hour: Annotated[str | None, option("USD", "Of all nodes together.", GIVEN)] = None,
     objective: Annotated[str | None, option("NAME", "cost of the run, or time. (default: cost)", LIMITS)] = None,
     max_usd_per_hour: Annotated[str | None, option("USD", "Of the whole cluster.", LIMITS)] = None,
     budget_usd: Annotated[str | None, option("USD", "Of the whole run.", LIMITS)] = None,
@@ -99,6 +116,7 @@ def plan(
 ) -> None:
     """Choose and price a GPU cluster for a fine-tune, with its DeepSpeed configuration.
 
+    With --gpu it takes hardware that is there, and chooses the settings only.
     Exit status 1 where nothing fits, 2 for a request that cannot be used.
     """
     asked = {
@@ -116,6 +134,13 @@ def plan(
         "tier": tier,
         "catalog": catalog,
         "workspace_node_types": workspace_node_types,
+        "gpu": gpu,
+        "gpus_per_node": gpus_per_node,
+        "nodes": nodes,
+        "ram_gib": ram_gib,
+        "nvme_gib": nvme_gib,
+        "interconnect_gbps": interconnect_gbps,
+        "usd_per_hour": usd_per_hour,
         "objective": objective,
         "max_usd_per_hour": max_usd_per_hour,
         "budget_usd": budget_usd,
@@ -132,14 +157,35 @@ def plan(
         "top": top,
         **options,
     }
+    source = ModelSource(fetch=hub_fetch() if download else None)
+    console = None if as_json else Console(soft_wrap=False)
     try:
-        found = planned(asked, ModelSource(fetch=hub_fetch() if download else None))
+        if describes_hardware(asked):
+            fits = _on_given({**asked, "all": show_all}, source, console)
+        else:
+            fits = _searched(asked, source, console, show_all=show_all)
     except SpecError as error:
-        tell(error, asked, as_json=as_json)
+        tell(error, {*asked, "all"}, as_json=as_json)
         raise typer.Exit(2) from None
-    if as_json:
+    if not fits:
+        raise typer.Exit(1)
+
+
+def _searched(asked: Mapping[str, Any], source: ModelSource, console: Console | None, *, show_all: bool) -> bool:
+    """Whether anything fits; JSON where there is no console."""
+    found = planned(asked, source)
+    if console is None:
         typer.echo(json.dumps(planned_as_json(found), allow_nan=False))
     else:
-        print_plan(Console(soft_wrap=False), found, show_all=show_all)
-    if found.plan.choice.best is None:
-        raise typer.Exit(1)
+        print_plan(console, found, show_all=show_all)
+    return found.plan.choice.best is not None
+
+
+def _on_given(asked: Mapping[str, Any], source: ModelSource, console: Console | None) -> bool:
+    """Likewise."""
+    found = planned_on_given(asked, source)
+    if console is None:
+        typer.echo(json.dumps(planned_on_given_as_json(found), allow_nan=False))
+    else:
+        print_on_given(console, found)
+    return found.plan.deepspeed_config is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan for a person: the table it was chosen from, what it fills, and why not the others."""
+"""A plan for a person: the table it was chosen from where there is one, what it fills, and why not the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deepspeed_provider.cli_plan_given import PlannedOnGiven
 from deepspeed_provider.cli_plan_request import Planned
 from deepspeed_provider.cli_report import BAR_WIDTH, GIB, print_list
-from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.candidate import Candidate, Setup
+from deepspeed_provider.clusters.given import Fitted
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
+from deepspeed_provider.clusters.throughput import Throughput
 from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
 
 # Lines of reasons, unless all are asked for.
@@ -28,7 +31,7 @@ def print_plan(console: Console, found: Planned, *, show_all: bool) -> None:
     """Everything that ``--json`` has but the configuration and the cluster, which are for programs."""
     plan = found.plan
     console.print(Text(found.model, style="bold"))
-    console.print(Text(job_line(plan)))
+    console.print(Text(job_line(plan.job)))
     if plan.choice.best is not None:
         console.print(_candidates(plan, console.width))
         console.print(Text(_chosen(plan.choice.best), style="bold"))
@@ -38,6 +41,28 @@ def print_plan(console: Console, found: Planned, *, show_all: bool) -> None:
     _print_refused(console, plan, show_all=show_all)
     print_list(console, "Assumptions", found.assumptions, "")
     print_list(console, "Warnings", plan.warnings, "yellow")
+
+
+def print_on_given(console: Console, found: PlannedOnGiven) -> None:
+    """Everything that ``--json`` has but the configuration, which is for programs."""
+    plan, hardware = found.plan, found.plan.hardware
+    machines = f"{hardware.nodes} x {hardware.gpus_per_node} {hardware.gpu.name}"
+    console.print(Text(found.model, style="bold"))
+    console.print(Text(job_line(plan.job)))
+    if isinstance(plan.fitted, Fitted):
+        console.print(Text(f"\nChosen for {machines}: {settings_text(plan.fitted)}", style="bold"))
+        console.print(Text(f"{_speed(plan.fitted.throughput)}, {_time_and_price(plan.fitted)}. It fills"))
+        console.print(_memory(plan.fitted))
+    else:
+        console.print(Text(f"\nNothing fits {machines}.", style="bold red"))
+        console.print(Text(f"Missing: {plan.fitted}."))
+    print_list(console, "Assumptions", found.assumptions, "")
+    print_list(console, "Warnings", plan.warnings, "yellow")
+
+
+def _time_and_price(found: Fitted) -> str:
+    hours = f"{found.hours:,.1f} h"
+    return hours if found.usd is None else f"{hours}, ${found.usd:,.2f} at ${found.usd_per_hour:,.2f} an hour"
 
 
 def _candidates(plan: GpuPlan, width: int) -> Table:
@@ -80,24 +105,24 @@ def _bare_table(title: str) -> Table:
 
 
 def _chosen(found: Candidate) -> str:
-    speed = found.throughput
-    return (
-        f"Chosen: {machines_text(found)}, {speed.tokens_per_second:,.0f} tokens/s "
-        f"({speed.mfu:.0%} of the peak, bound by {speed.bound_by}). It fills"
-    )
+    return f"Chosen: {machines_text(found)}, {_speed(found.throughput)}. It fills"
 
 
-def _memory(found: Candidate) -> Table:
-    memory, node_type = found.memory, found.node_type
+def _speed(found: Throughput) -> str:
+    return f"{found.tokens_per_second:,.0f} tokens/s ({found.mfu:.0%} of the peak, bound by {found.bound_by})"
+
+
+def _memory(found: Setup) -> Table:
+    memory, hardware = found.memory, found.hardware
     table = _bare_table("")
     table.add_column("Memory")
     table.add_column("GiB", justify="right")
     table.add_column("of", justify="right")
     table.add_column("")
     for name, used, capacity in (
-        ("each GPU", memory.gpu.total_bytes, node_type.gpu.memory_bytes),
-        ("each host", memory.host.total_bytes, node_type.ram_bytes),
-        ("NVMe of each host", memory.nvme.total_bytes, node_type.nvme_bytes),
+        ("each GPU", memory.gpu.total_bytes, hardware.gpu.memory_bytes),
+        ("each host", memory.host.total_bytes, hardware.ram_bytes_per_node),
+        ("NVMe of each host", memory.nvme.total_bytes, hardware.nvme_bytes_per_node),
     ):
         if used:
             bar = ProgressBar(total=max(capacity, 1), completed=used, width=BAR_WIDTH)

@@ -53,6 +53,15 @@ Kind = TypeVar("Kind", bound=StrEnum)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedJob:
+    """What is trained, the model's name, and what was taken for granted where nothing was said."""
+
+    model: str
+    job: Job
+    assumptions: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
     """A plan, the model that it is of, and what was taken for granted where nothing was said."""
 
@@ -69,34 +78,17 @@ def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | N
     """
     given = {name: value for name, value in values.items() if value is not None}
     problems = [_unknown(name, value) for name, value in given.items() if name not in KEYS]
-    model = tried(lambda: asked_model(given, source), problems)
-    options = tried(lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given}), problems)
-    amount = tried(lambda: _amount(given), problems)
-    batch = tried(lambda: _whole(given, "effective_batch_size", EFFECTIVE_BATCH_SIZE, most=MOST_SEQUENCES), problems)
+    asked = tried(lambda: asked_job(given, source), problems)
     top = tried(lambda: _whole(given, "top", 10, most=MOST_ROWS), problems)
     objective = tried(lambda: _chosen(given, "objective", Objective), problems) or Objective.COST
     catalogue = tried(lambda: catalogue_of(given), problems)
     workspace = tried(lambda: _workspace(given), problems)
     constraints = tried(lambda: _constraints(given, catalogue), problems)
     settings = tried(lambda: asked_settings(given, run), problems)
-    if model is not None and options is not None:
-        tried(lambda: weights(model.architecture, options), problems)
-    if (
-        problems
-        or model is None
-        or options is None
-        or amount is None
-        or batch is None
-        or top is None
-        or catalogue is None
-        or constraints is None
-    ):
+    if problems or asked is None or top is None or catalogue is None or constraints is None:
         raise SpecError(problems)
-    tokens, assumptions = _tokens(amount, options)
-    if "effective_batch_size" not in given:
-        assumptions.append(f"The effective batch is {batch} sequences.")
     plan = gpu_plan(
-        Job(architecture=model.architecture, options=options, tokens=tokens, effective_batch_size=batch),
+        asked.job,
         catalogue,
         constraints,
         objective=objective,
@@ -105,22 +97,44 @@ def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | N
         settings=settings,
         tier=_tier(given),
     )
-    return Planned(model=model.name, plan=plan, assumptions=(*assumptions, *plan.assumptions))
+    return Planned(model=asked.model, plan=plan, assumptions=(*asked.assumptions, *plan.assumptions))
+
+
+def asked_job(given: Mapping[str, Any], source: ModelSource) -> AskedJob:
+    """By the options under "What is trained". Raises :class:`SpecError` with all their problems."""
+    problems: list[FieldProblem] = []
+    model = tried(lambda: asked_model(given, source), problems)
+    options = tried(lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given}), problems)
+    amount = tried(lambda: _amount(given), problems)
+    batch = tried(lambda: _whole(given, "effective_batch_size", EFFECTIVE_BATCH_SIZE, most=MOST_SEQUENCES), problems)
+    if model is not None and options is not None:
+        tried(lambda: weights(model.architecture, options), problems)
+    if problems or model is None or options is None or amount is None or batch is None:
+        raise SpecError(problems)
+    tokens, assumptions = _tokens(amount, options)
+    if "effective_batch_size" not in given:
+        assumptions.append(f"The effective batch is {batch} sequences.")
+    job = Job(architecture=model.architecture, options=options, tokens=tokens, effective_batch_size=batch)
+    return AskedJob(model=model.name, job=job, assumptions=tuple(assumptions))
 
 
 def planned_as_json(found: Planned) -> dict[str, Any]:
-    """What ``plan --json`` prints, and a DAG hands on: the plan with its model and method.
-
-    ``lora_rank`` is None for a full fine-tune.
-    """
-    options = found.plan.job.options
+    """What ``plan --json`` prints, and a DAG hands on: the plan with its model and method."""
     return {
-        "model": found.model,
+        **training_as_json(found.model, found.plan.job),
+        **plan_as_json(found.plan),
+        "assumptions": list(found.assumptions),
+    }
+
+
+def training_as_json(model: str, job: Job) -> dict[str, Any]:
+    """``lora_rank`` is None for a full fine-tune."""
+    options = job.options
+    return {
+        "model": model,
         "method": options.method.value,
         "lora_rank": None if options.method is Method.FULL else options.lora_rank,
         "optimizer": options.optimizer.value,
-        **plan_as_json(found.plan),
-        "assumptions": list(found.assumptions),
     }
 
 

@@ -30,7 +30,7 @@ def plan_markdown(found: Planned) -> str:
     return "\n\n".join(
         [
             f"### {_plain(found.model)}",
-            _plain(job_line(plan)),
+            _plain(job_line(plan.job)),
             *(_nothing(plan) if best is None else [_chosen(best), _table(plan)]),
             *_section(f"Not chosen: {len(plan.refused)} node types", map(": ".join, grouped(plan))),
             *_section("Warnings", plan.warnings),

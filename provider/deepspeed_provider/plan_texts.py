@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from deepspeed_provider.clusters.candidate import Candidate, above_text, limit_text
+from deepspeed_provider.clusters.candidate import Candidate, Setup, above_text, limit_text
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, Refused
+from deepspeed_provider.clusters.job import Job
 from deepspeed_provider.clusters.reasons import OverLimits
 from deepspeed_provider.sizing.options import Method, Offload
 
@@ -16,9 +17,9 @@ MOST_NAMES: Final = 3
 _DETAILS: Final = re.compile(r" \([^)]*\)|[\d.,]*\d")
 
 
-def job_line(plan: GpuPlan) -> str:
+def job_line(job: Job) -> str:
     """What is trained, and how long."""
-    job, options = plan.job, plan.job.options
+    options = job.options
     adapters = "" if options.method is Method.FULL else f" of rank {options.lora_rank}"
     return (
         f"{options.method}{adapters}, {job.tokens:,} tokens in {job.steps:,} step{'' if job.steps == 1 else 's'} of "
@@ -32,8 +33,8 @@ def machines_text(found: Candidate) -> str:
     return f"{times}{found.node_type.node_type_id}"
 
 
-def settings_text(found: Candidate) -> str:
-    """How a candidate trains; the last numbers are micro-batch and accumulation."""
+def settings_text(found: Setup) -> str:
+    """How it trains; the last numbers are micro-batch and accumulation."""
     options = found.options
     moved = "" if options.offload is Offload.NONE else f", {options.offload} on {options.offload_device}"
     recomputed = ", checkpointing" if options.gradient_checkpointing else ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A candidate as the settings from which its DeepSpeed configuration is written."""
+"""A way to train as the settings from which its DeepSpeed configuration is written."""
 
 from __future__ import annotations
 
-from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.candidate import Setup
 from deepspeed_provider.clusters.settings import steps_on_cpu
 from deepspeed_provider.deepspeed_config.buckets import bucket_sizes
 from deepspeed_provider.deepspeed_config.generate import BatchTriple, EngineSettings
@@ -15,12 +15,12 @@ from deepspeed_provider.sizing.weights import weights
 GRADIENT_CLIPPING = 1.0
 
 
-def engine_settings(candidate: Candidate, *, gradient_clipping: float = GRADIENT_CLIPPING) -> EngineSettings:
+def engine_settings(setup: Setup, *, gradient_clipping: float = GRADIENT_CLIPPING) -> EngineSettings:
     """What DeepSpeed must know of it. ``gradient_clipping``: largest global norm of the gradients.
 
     Raises :class:`SpecError` for an optimizer whose states cannot leave the GPU, where they would.
     """
-    options, found = candidate.options, weights(candidate.architecture, candidate.options)
+    options, found = setup.options, weights(setup.architecture, setup.options)
     if options.offloads_optimizer and not steps_on_cpu(options.optimizer):
         raise SpecError([_not_on_cpu(options)])
     return EngineSettings(
@@ -34,8 +34,8 @@ def engine_settings(candidate: Candidate, *, gradient_clipping: float = GRADIENT
         gradient_clipping=gradient_clipping,
         offload=options.offload,
         offload_device=options.offload_device,
-        hidden_size=candidate.architecture.hidden_size,
-        parameters=candidate.architecture.parameters,
+        hidden_size=setup.architecture.hidden_size,
+        parameters=setup.architecture.parameters,
         trained_parameters=found.trained,
         largest_parameter=max((*found.trained_sizes, *found.frozen_sizes), default=None),
     )

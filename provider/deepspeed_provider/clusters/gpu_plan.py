@@ -21,10 +21,10 @@ from deepspeed_provider.clusters.node_types import restricted
 from deepspeed_provider.clusters.remedies import what_would_fit
 from deepspeed_provider.clusters.runtimes import Runtime, runtime
 from deepspeed_provider.clusters.search import Choice, search
-from deepspeed_provider.clusters.statements import tier_assumptions, tier_warnings
+from deepspeed_provider.clusters.statements import tier_assumptions, tier_warnings, training_warnings
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
 from deepspeed_provider.deepspeed_config.schema import schema
-from deepspeed_provider.sizing.options import Attention, Method, Offload, Optimizer
+from deepspeed_provider.sizing.options import Attention, Method
 
 # Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
 FLASH_COMPUTE_CAPABILITY = (8, 0)
@@ -164,16 +164,7 @@ def _warnings(best: Candidate) -> list[str]:
         found.append("Spot machines may be taken away: the run then starts again.")
     if needs_libaio(best):
         found.append(f"The script {LIBAIO_SCRIPT_NAME} must lie in the script folder before the cluster starts.")
-    if best.options.offload is not Offload.NONE:
-        found.append(
-            "How fast offloaded states move and step (PCIe, the CPU's Adam, NVMe drives) follows published rates, and "
-            "was not measured: time and price of this plan may be far off."
-        )
-    if best.options.optimizer is not Optimizer.ADAMW:
-        found.append(
-            f"The training of this package steps with AdamW, never {best.options.optimizer}: this plan is for a "
-            "training of your own."
-        )
+    found += training_warnings(best)
     if best.options.method is not Method.FULL:
         packages = "peft and bitsandbytes" if best.options.method is Method.QLORA else "peft"
         found.append(f"No runtime of Databricks holds {packages}, which the task has to install.")

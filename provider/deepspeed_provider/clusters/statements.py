@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate
+from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate, Setup
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job
 from deepspeed_provider.clusters.node_type import OWN_PRICE, NodeType, PriceDoubt, Support, Tier
 from deepspeed_provider.clusters.prices import has_tier, price_region
 from deepspeed_provider.clusters.settings import steps_on_cpu
+from deepspeed_provider.sizing.options import Offload, Optimizer
 
 
 def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) -> tuple[str, ...]:
@@ -68,6 +69,22 @@ def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
         ],
     }
     return tuple(f"{_names(about)}: {doubt}." for doubt, about in doubts.items() if about)
+
+
+def training_warnings(found: Setup) -> list[str]:
+    """Of one way to train, wherever that is."""
+    options, stated = found.options, []
+    if options.offload is not Offload.NONE:
+        stated.append(
+            "How fast offloaded states move and step (PCIe, the CPU's Adam, NVMe drives) follows published rates, and "
+            "was not measured: time and price of this plan may be far off."
+        )
+    if options.optimizer is not Optimizer.ADAMW:
+        stated.append(
+            f"The training of this package steps with AdamW, never {options.optimizer}: this plan is for a "
+            "training of your own."
+        )
+    return stated
 
 
 def _prices(found: Sequence[Candidate], *, spot: bool) -> tuple[str, ...]:

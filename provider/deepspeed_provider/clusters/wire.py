@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.candidate import Candidate, Setup
+from deepspeed_provider.clusters.given import Fitted
+from deepspeed_provider.clusters.given_plan import GivenPlan
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, Refused
+from deepspeed_provider.clusters.job import Job
+from deepspeed_provider.clusters.needs import Shortage
 from deepspeed_provider.clusters.node_type import NodeType
 from deepspeed_provider.clusters.reasons import Miss, OverLimits
 from deepspeed_provider.clusters.throughput import Throughput
@@ -37,7 +41,7 @@ def throughput_as_json(found: Throughput) -> dict[str, Any]:
 
 def candidate_as_json(found: Candidate) -> dict[str, Any]:
     """``nodes`` train; ``drivers`` are billed beside them."""
-    node_type, memory = found.node_type, found.memory
+    node_type = found.node_type
     return {
         **_named(node_type),
         "region": node_type.region,
@@ -51,16 +55,23 @@ def candidate_as_json(found: Candidate) -> dict[str, Any]:
         "price_date": node_type.price_date,
         "hours": round(found.hours, 4),
         "training_hours": round(found.training_hours, 4),
+        **_setup(found),
+    }
+
+
+def _setup(found: Setup) -> dict[str, Any]:
+    memory, hardware = found.memory, found.hardware
+    return {
         "steps": found.steps,
         "throughput": throughput_as_json(found.throughput),
         "settings": {name: getattr(found.options, name) for name in SETTINGS},
         "memory": {
             "gpu_bytes": memory.gpu.total_bytes,
-            "gpu_capacity_bytes": node_type.gpu.memory_bytes,
+            "gpu_capacity_bytes": hardware.gpu.memory_bytes,
             "host_bytes": memory.host.total_bytes,
-            "host_capacity_bytes": node_type.ram_bytes,
+            "host_capacity_bytes": hardware.ram_bytes_per_node,
             "nvme_bytes": memory.nvme.total_bytes,
-            "nvme_capacity_bytes": node_type.nvme_bytes,
+            "nvme_capacity_bytes": hardware.nvme_bytes_per_node,
         },
     }
 
@@ -70,10 +81,7 @@ def plan_as_json(found: GpuPlan) -> dict[str, Any]:
     choice, candidates = found.choice, [candidate_as_json(candidate) for candidate in found.choice.candidates]
     return {
         "objective": found.objective.value,
-        "tokens": found.job.tokens,
-        "steps": found.job.steps,
-        "effective_batch_size": found.job.effective_batch_size,
-        "sequence_length": found.job.options.sequence_length,
+        **_job(found.job),
         "chosen": candidates[0] if candidates else None,
         "candidates": candidates,
         "rejected": [_refused(refused) for refused in found.refused],
@@ -83,6 +91,58 @@ def plan_as_json(found: GpuPlan) -> dict[str, Any]:
         "cluster": found.cluster,
         "assumptions": list(found.assumptions),
         "warnings": list(found.warnings),
+    }
+
+
+def given_plan_as_json(found: GivenPlan) -> dict[str, Any]:
+    """The keys of ``plan_as_json``, so that one reader serves both; nothing was searched, and nothing has to start."""
+    fitted = found.fitted
+    return {
+        "objective": None,
+        **_job(found.job),
+        "chosen": _fitted(fitted) if isinstance(fitted, Fitted) else None,
+        "candidates": [],
+        "rejected": [],
+        "nearest_miss": _shortage(fitted) if isinstance(fitted, Shortage) else None,
+        "would_fit": [],
+        "deepspeed_config": found.deepspeed_config,
+        "cluster": None,
+        "assumptions": list(found.assumptions),
+        "warnings": list(found.warnings),
+    }
+
+
+def _fitted(found: Fitted) -> dict[str, Any]:
+    """Prices are None where that of an hour is not known."""
+    hardware = found.hardware
+    return {
+        "nodes": hardware.nodes,
+        "gpu": hardware.gpu.name,
+        "gpus": hardware.world_size,
+        "usd": None if found.usd is None else round(found.usd, 4),
+        "usd_per_hour": found.usd_per_hour,
+        "hours": round(found.hours, 4),
+        **_setup(found),
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "tokens": job.tokens,
+        "steps": job.steps,
+        "effective_batch_size": job.effective_batch_size,
+        "sequence_length": job.options.sequence_length,
+    }
+
+
+def _shortage(found: Shortage) -> dict[str, Any]:
+    return {
+        "nodes": found.nodes,
+        "settings": str(found.layout),
+        "micro_batch_size": found.micro_batch_size,
+        "reason": str(found),
+        "resource": found.resource,
+        "missing_bytes": found.missing_bytes,
     }
 
 
@@ -98,23 +158,17 @@ def _refused(found: Refused) -> dict[str, str]:
 def _miss(found: Miss | OverLimits) -> dict[str, Any]:
     """``resource`` and ``missing_bytes`` of what lacks memory; price and time of what breaks a limit."""
     if isinstance(found, Miss):
-        nodes, layout, size = found.nodes, found.layout, found.micro_batch_size
-        numbers: dict[str, Any] = {"resource": found.resource, "missing_bytes": found.missing_bytes}
-    else:
-        closest = found.candidate
-        nodes, layout, size = closest.nodes, closest.layout, closest.options.micro_batch_size
-        numbers = {
-            "usd": round(closest.usd, 4),
-            "usd_per_hour": round(closest.usd_per_hour, 4),
-            "hours": round(closest.hours, 4),
-        }
+        return {**_named(found.node_type), **_shortage(found)}
+    closest = found.candidate
     return {
         **_named(found.node_type),
-        "nodes": nodes,
-        "settings": str(layout),
-        "micro_batch_size": size,
+        "nodes": closest.nodes,
+        "settings": str(closest.layout),
+        "micro_batch_size": closest.options.micro_batch_size,
         "reason": str(found),
-        **numbers,
+        "usd": round(closest.usd, 4),
+        "usd_per_hour": round(closest.usd_per_hour, 4),
+        "hours": round(closest.hours, 4),
     }
 
 
