@@ -125,4 +125,5 @@ def test_nobody_is_asked_where_nothing_fits(plan_run: Any) -> None:
     assert run["state"] == "failed"
     assert run["tasks"] == {"plan": "failed", "approve": "upstream_failed", "show": "upstream_failed"}
     assert run["asked"] == []
-    assert "It would fit with no limits on price and time" in run["log"]
+    assert "is the cheapest that fits; the budget is $0.01" in run["log"]
+    assert "It would fit with a budget of $" in run["log"]
