@@ -29,7 +29,6 @@ class Mode:
     adapter_ranks: tuple[tuple[str, int], ...] = ()  # (role of the linear, rank)
     adapter_dropout: bool = False
     quantised: bool = False
-    keeps_quantised_inputs: bool = False
     attention: str = "sdpa"  # eager, sdpa, flash
     loss: str = "full"  # full, kernel, chunked, fused
     holds_logits: bool = True  # whether the loop keeps the model's output through the backward pass
@@ -205,13 +204,15 @@ class _LayerProgram:
         if not self.a.gated_mlp:
             return self._linear(self._activation(self._linear(x, "up")), "down")
         if self.layer.linear("gate_up") is not None:
-            fused = self._linear(x, "gate_up")
-            gate, up = self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
+            gate, up = self._halves(self._linear(x, "gate_up"))
+            gate = self._activation(gate)
         else:
-            gate = self._linear(x, "gate")
-            gate, up = self._activation(gate), self._linear(x, "up")
-            return self._linear(self._product(gate, up), "down")
-        return self._linear(self._product(self._activation(gate), up), "down")
+            gate = self._activation(self._linear(x, "gate"))
+            up = self._linear(x, "up")
+        return self._linear(self.tape.product(gate, up), "down")
+
+    def _halves(self, fused: Value) -> tuple[Value, Value]:
+        return self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
 
     def _experts(self, x: Value, experts: Experts) -> Value:
         """Each token's row is copied once for each of its experts; experts run as grouped products."""
@@ -222,9 +223,8 @@ class _LayerProgram:
         router_width = FP32 if self.a.routes_in_fp32 else x.width
         picked = tape.op((scores,), rows, router_width, extra_saved=rows * 8)
         selected = tape.op((x,), rows * self.a.hidden_size, x.width, extra_saved=2 * rows * 8)
-        fused = self._grouped(selected, "gate_up")
-        gate, up = self._part(fused, fused.elements // 2), self._part(fused, fused.elements // 2)
-        out = self._grouped(self._product(self._activation(gate), up), "down")
+        gate, up = self._halves(self._grouped(selected, "gate_up"))
+        out = self._grouped(tape.product(self._activation(gate), up), "down")
         weighted = tape.product(out, picked, max(out.width, router_width))
         order = tape.op((), rows, 8)
         ordered = tape.op((weighted, order), weighted.elements, weighted.width, saved=(order,))
@@ -263,7 +263,7 @@ class _LayerProgram:
         )
 
     def _shared_product(self, x: Value) -> Value:
-        product = self._product(self._activation(self._linear(x, "shared_gate")), self._linear(x, "shared_up"))
+        product = self.tape.product(self._activation(self._linear(x, "shared_gate")), self._linear(x, "shared_up"))
         return self._linear(product, "shared_down")
 
     def _gated_share(self, x: Value, out: Value) -> Value:
@@ -273,9 +273,6 @@ class _LayerProgram:
         gate = self.tape.op((gate,), gate.elements, gate.width, saves_output=True)
         return self.tape.product(out, gate)
 
-    def _product(self, left: Value, right: Value) -> Value:
-        return self.tape.product(left, right)
-
     def _activation(self, x: Value) -> Value:
         tape, n, w = self.tape, x.elements, x.width
         if self.a.activation in ("gelu_new", "gelu_fast"):
@@ -283,7 +280,7 @@ class _LayerProgram:
             cube = tape.op((x,), n, w, saved=(x,))
             inner = tape.op((tape.add(x, tape.op((cube,), n, w)),), n, w)
             one_plus = tape.op((tape.op((inner,), n, w, saves_output=True),), n, w, passes_gradient=True)
-            return self._product(tape.op((x,), n, w), one_plus)
+            return tape.product(tape.op((x,), n, w), one_plus)
         if self.a.activation == "relu":
             return tape.op((x,), n, w, saves_output=True)
         return tape.op((x,), n, w, saved=(x,))
@@ -325,7 +322,6 @@ class _LayerProgram:
             (narrow,),
             self.tokens * linear.out_features,
             mode.compute_width,
-            saved=(narrow,) if mode.keeps_quantised_inputs else (),
             forward_temp=weight,
             backward_temp=weight,
         )
