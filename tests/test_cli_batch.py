@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from deepspeed_provider.cli_request import KEYS
+from deepspeed_provider.requested.estimate import KEYS
 from deepspeed_provider.sizing.catalogue import model_config, model_names
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,11 +12,11 @@ import sys
 import pytest
 from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import flag
-from deepspeed_provider.cli_plan_cluster import CLUSTER_OPTIONS, asked_settings
-from deepspeed_provider.cli_plan_request import JOB_OPTIONS
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
 from deepspeed_provider.clusters.search import search
+from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
+from deepspeed_provider.requested.plan import JOB_OPTIONS
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import TrainingOptions

@@ -9,8 +9,6 @@ import re
 import pytest
 from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import flag
-from deepspeed_provider.cli_plan_given import GIVEN_OPTIONS, SEARCH_OPTIONS
-from deepspeed_provider.cli_plan_request import JOB_OPTIONS, KEYS
 from deepspeed_provider.clusters.engine_settings import with_buckets
 from deepspeed_provider.clusters.given import Fitted, fit
 from deepspeed_provider.clusters.gpus import GIB, gpu
@@ -18,6 +16,8 @@ from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Job
 from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts, Severity
+from deepspeed_provider.requested.given import GIVEN_OPTIONS, SEARCH_OPTIONS
+from deepspeed_provider.requested.plan import JOB_OPTIONS, KEYS
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import Method, TrainingOptions

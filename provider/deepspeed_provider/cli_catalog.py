@@ -13,16 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_provider.cli_plan import option
-from deepspeed_provider.cli_plan_request import asked_cloud, catalogue_of, read_answer
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import GIB, print_list
-from deepspeed_provider.cli_request import tried
 from deepspeed_provider.clusters.gpus import GIGA
 from deepspeed_provider.clusters.gpus import gpu as gpu_named
 from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceTypes, restricted
 from deepspeed_provider.clusters.wire import node_type_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.requested.estimate import tried
+from deepspeed_provider.requested.plan import asked_cloud, catalogue_of, read_answer
 
 catalog_app = typer.Typer(no_args_is_help=True, help="GPUs and node types with their prices.")
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from deepspeed_provider.cli_options import with_training_options
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import print_report
-from deepspeed_provider.cli_request import KEYS, Answer, answer
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS
 from deepspeed_provider.clusters.wire import throughput_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.model_source import ModelSource, hub_fetch
+from deepspeed_provider.requested.estimate import KEYS, Answer, answer
+from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
 from deepspeed_provider.sizing.wire import estimate_as_json, failure_as_json, problems_as_json
 
 MODEL_PANEL = "Model"

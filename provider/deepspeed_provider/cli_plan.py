@@ -12,15 +12,15 @@ import typer
 from rich.console import Console
 
 from deepspeed_provider.cli_options import with_training_options
-from deepspeed_provider.cli_plan_given import describes_hardware, planned_on_given, planned_on_given_as_json
 from deepspeed_provider.cli_plan_report import print_on_given, print_plan
-from deepspeed_provider.cli_plan_request import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned, planned_as_json
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.clusters.cluster_body import ClusterSettings
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, RAM_BYTES_PER_GPU
 from deepspeed_provider.clusters.job import Constraints
 from deepspeed_provider.errors import SpecError
-from deepspeed_provider.model_source import ModelSource, hub_fetch
+from deepspeed_provider.requested.given import describes_hardware, planned_on_given, planned_on_given_as_json
+from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
+from deepspeed_provider.requested.plan import EFFECTIVE_BATCH_SIZE, JOB_OPTIONS, planned, planned_as_json
 
 WHAT = "What is trained"
 WHERE = "Where it may run"

@@ -11,8 +11,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_provider.cli_plan_given import PlannedOnGiven
-from deepspeed_provider.cli_plan_request import Planned
 from deepspeed_provider.cli_report import BAR_WIDTH, GIB, print_list
 from deepspeed_provider.clusters.candidate import Candidate, Setup
 from deepspeed_provider.clusters.given import Fitted
@@ -20,6 +18,8 @@ from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
 from deepspeed_provider.clusters.throughput import Throughput
 from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
+from deepspeed_provider.requested.given import PlannedOnGiven
+from deepspeed_provider.requested.plan import Planned
 
 # Lines of reasons, unless all are asked for.
 MOST_REASONS: Final = 12

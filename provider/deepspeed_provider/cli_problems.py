@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container
-from typing import Final
 
 import typer
 from rich.console import Console
 
 from deepspeed_provider.cli_options import flag
 from deepspeed_provider.errors import SpecError
+from deepspeed_provider.requested.plan import CATALOG_FIELD
 from deepspeed_provider.sizing.wire import problems_as_json
-
-# Before the field of a row in a user's own table.
-CATALOG_FIELD: Final = "catalog."
 
 
 def tell(error: SpecError, options: Container[str], *, as_json: bool) -> None:

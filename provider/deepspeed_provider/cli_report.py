@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_provider.cli_request import Answer, OnHardware
+from deepspeed_provider.requested.estimate import Answer, OnHardware
 from deepspeed_provider.sizing.estimate import Fit, GpuMemory, MemoryEstimate, Store
 from deepspeed_provider.sizing.options import Method, Offload, TrainingOptions
 from deepspeed_provider.sizing.parts import Part

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -66,6 +68,20 @@ class FieldProblem:
     def __str__(self) -> str:
         hint = f" {self.suggestion}" if self.suggestion else ""
         return f"{self.field} = {self.value!r}: {self.problem}.{hint}"
+
+
+def nearest(word: Any, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known word that ``word`` most likely meant, capitals aside, or None."""
+    listed = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(str(word).strip().lower(), listed, n=1, cutoff=cutoff)
+    return listed[found[0]] if found else None
+
+
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
+    """What would work in place of a name that is not known."""
+    names = list(known)
+    near = nearest(word, names)
+    return f"Did you mean {near!r}?" if near else f"Known are {', '.join(names)}."
 
 
 class SpecError(ValueError):

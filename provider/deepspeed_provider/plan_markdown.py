@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from deepspeed_provider.cli_plan_request import Planned
 from deepspeed_provider.clusters.candidate import Candidate
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
 from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
+from deepspeed_provider.requested.plan import Planned
 
 GIB: Final = 2**30
 _COLUMNS: Final = (

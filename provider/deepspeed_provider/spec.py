@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -14,7 +13,8 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
+from deepspeed_provider.loose_values import refuse_bool, split_names
 
 DOCSTRINGS = "docstrings"
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
@@ -49,20 +49,10 @@ class Schedule(StrEnum):
     CONSTANT = "constant"
 
 
-def _refuse_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("Input should be a number, not true or false")
-    return value
-
-
-def _split_names(value: Any) -> Any:
-    return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
-
-
-Int = Annotated[int, BeforeValidator(_refuse_bool)]
-Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+Int = Annotated[int, BeforeValidator(refuse_bool)]
+Float = Annotated[float, BeforeValidator(refuse_bool), Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^\S(.*\S)?$")]
-Names = Annotated[tuple[Name, ...], BeforeValidator(_split_names), Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(split_names), Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -195,22 +185,15 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(FineTuneSpec, include_extras=True)[name])
 
 
-def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` most likely meant, or None."""
-    found = difflib.get_close_matches(str(word).strip().lower(), list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
-
-
 def _unknown_fields(params: Mapping[Any, Any]) -> Iterable[FieldProblem]:
     known = [field.name for field in dataclasses.fields(FineTuneSpec)]
     for name in params:
         if name not in known:
-            guess = nearest(name, known)
             yield FieldProblem(
                 field=str(name),
                 value=params[name],
                 problem="there is no such field",
-                suggestion=f"Did you mean {guess!r}?" if guess else f"Known fields: {', '.join(known)}.",
+                suggestion=did_you_mean(name, known),
             )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +77,7 @@ def slowdown(node_type: NodeType, nodes: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced:
+class Priced(ABC):
     """So many optimizer steps on nodes of a type, at a price: goals and limits look at nothing else."""
 
     hardware: Hardware
@@ -85,9 +86,9 @@ class Priced:
     steps: int
 
     @property
+    @abstractmethod
     def seconds_per_step(self) -> float:
         """With the slowdown."""
-        raise NotImplementedError
 
     @property
     def nodes(self) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
@@ -13,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from deepspeed_provider.clusters.gpus import GIB, GIGA, gpu
 from deepspeed_provider.clusters.node_type import FRACTIONS, OWN_PRICE, Cloud, NodeType, PriceDoubt, Support
 from deepspeed_provider.clusters.prices import price_region, usd_per_dbu
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
 
 BYTES_PER_GBIT: Final = GIGA / 8
 # Far beyond all machines there are, and within what numbers can hold in bytes.
@@ -207,10 +206,9 @@ def _unpriced(row: _Row, name: str, problem: str) -> FieldProblem:
 
 def _problem(where: str, given: Mapping[str, Any], error: Mapping[str, Any]) -> FieldProblem:
     name = str(error["loc"][0])
-    near = difflib.get_close_matches(name, _Row.model_fields, n=1, cutoff=0.5)
     if name not in _Row.model_fields:
         problem = "there is no such column"
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(_Row.model_fields)}."
+        hint = did_you_mean(name, _Row.model_fields)
     elif error["type"] == "missing":
         problem, hint = "is needed for a type that the catalogue does not have", ""
     else:

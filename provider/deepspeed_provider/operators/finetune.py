@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.handover import plan_with_config, plan_with_gpu_plan
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.planning import Hardware, Plan, evaluation_plan, finetune_plan, plan
@@ -136,6 +135,9 @@ class DeepSpeedFineTuneOperator(TrainingJobOperator):
         self.deepspeed_config = deepspeed_config
 
     def make_plan(self, spec: FineTuneSpec, hardware: Hardware) -> Plan:
+        # The checker is not needed for parsing a DAG.
+        from deepspeed_provider.handover import plan_with_config, plan_with_gpu_plan
+
         if self.plan is not None:
             return plan_with_gpu_plan(spec, hardware, self.plan)
         if self.deepspeed_config is not None:

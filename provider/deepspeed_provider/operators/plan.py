@@ -15,7 +15,7 @@ from deepspeed_provider.errors import FieldProblem, SpecError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from deepspeed_provider.cli_plan_request import Planned
+    from deepspeed_provider.requested.plan import Planned
 
 MARKDOWN_KEY = "markdown"
 # As which a template renders a Param that is empty.
@@ -136,9 +136,9 @@ class GpuPlanOperator(BaseOperator):
         self.download = download
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from deepspeed_provider.cli_plan_request import planned_as_json
         from deepspeed_provider.plan_markdown import plan_markdown
         from deepspeed_provider.plan_texts import miss_lines
+        from deepspeed_provider.requested.plan import planned_as_json
 
         try:
             found = self._planned(context)
@@ -155,9 +155,9 @@ class GpuPlanOperator(BaseOperator):
         return content
 
     def _planned(self, context: Context) -> Planned:
-        from deepspeed_provider.cli_plan_request import planned
         from deepspeed_provider.clusters.cluster_body import RunIdentity
-        from deepspeed_provider.model_source import ModelSource, hub_fetch
+        from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
+        from deepspeed_provider.requested.plan import planned
 
         instance = context["ti"]
         run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)

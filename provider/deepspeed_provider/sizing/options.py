@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
+from deepspeed_provider.loose_values import refuse_bool, split_names
 
 
 class Method(StrEnum):
@@ -90,25 +90,13 @@ class Optimizer(StrEnum):
     SGD_MOMENTUM = "sgd-momentum"
 
 
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("Input should be a number, not true or false")
-    return value
-
-
-def _targets(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _token(value: Any) -> Any:
     """Choices are written with dashes; underscores and capitals are understood."""
     return value.strip().lower().replace("_", "-") if isinstance(value, str) else value
 
 
-Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
-Size = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1)]
+Size = Annotated[int, BeforeValidator(refuse_bool), Field(ge=0)]
 
 
 class TrainingOptions(BaseModel):
@@ -119,7 +107,7 @@ class TrainingOptions(BaseModel):
     method: Annotated[Method, BeforeValidator(_token)] = Method.FULL
     precision: Annotated[Precision, BeforeValidator(_token)] = Precision.BF16
     optimizer: Annotated[Optimizer, BeforeValidator(_token)] = Optimizer.ADAMW
-    zero_stage: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=3)] = 0
+    zero_stage: Annotated[int, BeforeValidator(refuse_bool), Field(ge=0, le=3)] = 0
     offload: Annotated[Offload, BeforeValidator(_token)] = Offload.NONE
     offload_device: Annotated[OffloadDevice, BeforeValidator(_token)] = OffloadDevice.CPU
     gpus_per_node: Count = 1
@@ -133,8 +121,8 @@ class TrainingOptions(BaseModel):
     padding: Annotated[Padding, BeforeValidator(_token)] = Padding.MAX_LENGTH
     holds_outputs: bool = True
     lora_rank: Count = 16
-    lora_targets: Annotated[tuple[str, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
-    lora_dropout: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1)] = 0.0
+    lora_targets: Annotated[tuple[str, ...], BeforeValidator(split_names), Field(min_length=1)] = ("all-linear",)
+    lora_dropout: Annotated[float, BeforeValidator(refuse_bool), Field(ge=0, lt=1)] = 0.0
     adapter_precision: Annotated[Precision, BeforeValidator(_token)] | None = None
     double_quant: bool = True
     quant_storage: Annotated[QuantStorage, BeforeValidator(_token)] | None = None
@@ -222,13 +210,12 @@ def _problem(given: Mapping[str, Any], error: Mapping[str, Any]) -> FieldProblem
     value = given.get(name)
     field = TrainingOptions.model_fields.get(name)
     if field is None:
-        near = difflib.get_close_matches(name, TrainingOptions.model_fields, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(TrainingOptions.model_fields)}."
+        hint = did_you_mean(name, TrainingOptions.model_fields)
         return FieldProblem(field=name, value=value, problem="there is no such option", suggestion=hint)
     choices = _choices(field.annotation)
     if choices:
-        near = difflib.get_close_matches(str(_token(value)), choices, n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Try {choices[0]!r}."
+        near = nearest(_token(value), choices, cutoff=0.4)
+        hint = f"Did you mean {near!r}?" if near else f"Try {choices[0]!r}."
         return FieldProblem(field=name, value=value, problem=f"should be one of {', '.join(choices)}", suggestion=hint)
     text = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name == "lora_targets":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -12,6 +11,7 @@ from deepspeed_provider.deepspeed_config.findings import Found, Severity
 from deepspeed_provider.deepspeed_config.rules.rule import Example, Rule, config, zero
 from deepspeed_provider.deepspeed_config.schema import schema
 from deepspeed_provider.deepspeed_config.subject import AUTO, Subject
+from deepspeed_provider.errors import did_you_mean
 
 # Taken by DeepSpeed itself before it calls the constructor (engine.py, get_optimizer_configuration).
 _OWN_PARAMETERS: Final = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
@@ -31,12 +31,6 @@ def _scheduler(name: str, **params: Any) -> dict[str, Any]:
     return config(scheduler={"type": name, "params": params})
 
 
-def _near(name: Any, names: Iterable[str]) -> str:
-    listed = {other.lower(): other for other in names}
-    near = difflib.get_close_matches(str(name).lower(), listed, n=1, cutoff=0.5)
-    return f"Did you mean {listed[near[0]]!r}?" if near else f"Known are {', '.join(sorted(listed.values()))}."
-
-
 def _unknown_types(subject: Subject) -> Iterable[Found]:
     known = {"optimizer": tuple(schema().optimizers), "scheduler": tuple(schema().schedulers)}
     for section, names in known.items():
@@ -49,7 +43,7 @@ def _unknown_types(subject: Subject) -> Iterable[Found]:
             yield Found(path=f"{section}.type", value=None, problem=text, suggestion=_EXAMPLES[section])
         elif wanted not in names and name != AUTO:
             text = f"DeepSpeed knows no such {section}."
-            yield Found(path=f"{section}.type", value=name, problem=text, suggestion=_near(name, names))
+            yield Found(path=f"{section}.type", value=name, problem=text, suggestion=did_you_mean(name, sorted(names)))
 
 
 _EXAMPLES: Final = {"optimizer": "Add 'AdamW'.", "scheduler": "Add 'WarmupCosineLR'."}
@@ -77,7 +71,9 @@ def _foreign_params(subject: Subject) -> Iterable[Found]:
     for key, value in _params(subject, "optimizer").items():
         if key not in own and key != "max_grad_norm":
             text = f"{subject.written('optimizer.type')} takes no such parameter on this device ({device})."
-            yield Found(path=f"optimizer.params.{key}", value=value, problem=text, suggestion=_near(key, own))
+            yield Found(
+                path=f"optimizer.params.{key}", value=value, problem=text, suggestion=did_you_mean(key, sorted(own))
+            )
 
 
 def _values(subject: Subject) -> Iterable[Found]:
@@ -152,7 +148,9 @@ def _scheduler_params(subject: Subject) -> Iterable[Found]:
     for key, value in given.items():
         if key not in known:
             text = f"{name} takes no such parameter."
-            yield Found(path=f"scheduler.params.{key}", value=value, problem=text, suggestion=_near(key, known))
+            yield Found(
+                path=f"scheduler.params.{key}", value=value, problem=text, suggestion=did_you_mean(key, sorted(known))
+            )
 
 
 def _warmup(subject: Subject) -> Iterable[Found]:

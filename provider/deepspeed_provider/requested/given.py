@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deepspeed_provider.cli_plan_cluster import CLUSTER_OPTIONS
-from deepspeed_provider.cli_plan_request import asked_job, problem, training_as_json
-from deepspeed_provider.cli_request import tried
 from deepspeed_provider.clusters.given_plan import GivenPlan, given_plan
 from deepspeed_provider.clusters.gpus import GIB, Gpu, gpu
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, RAM_BYTES_PER_GPU, Hardware
 from deepspeed_provider.clusters.wire import given_plan_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.model_source import ModelSource
+from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS
+from deepspeed_provider.requested.estimate import tried
+from deepspeed_provider.requested.model_source import ModelSource
+from deepspeed_provider.requested.plan import asked_job, problem, training_as_json
 
 GIVEN_OPTIONS: Final = ("gpu", "gpus_per_node", "nodes", "ram_gib", "nvme_gib", "interconnect_gbps", "usd_per_hour")
 # What only a search among node types asks for.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,8 +12,8 @@ from typing import Any, Final, TypeVar
 from deepspeed_provider.clusters.gpus import Gpu, gpu
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, Hardware
 from deepspeed_provider.clusters.throughput import Throughput, throughput
-from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.model_source import Model, ModelSource, counted_model
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
+from deepspeed_provider.requested.model_source import Model, ModelSource, counted_model
 from deepspeed_provider.sizing.estimate import Fit, MemoryEstimate, estimate
 from deepspeed_provider.sizing.lora import adapters
 from deepspeed_provider.sizing.options import Method, Precision, TrainingOptions, parse_options
@@ -177,6 +176,5 @@ def _refuse_absent_targets(model: Model, given: Mapping[str, Any]) -> None:
 
 
 def _unknown_key(name: str, value: object) -> FieldProblem:
-    near = difflib.get_close_matches(name.replace("-", "_").lower(), KEYS, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(KEYS)}."
+    hint = did_you_mean(name.replace("-", "_"), KEYS)
     return FieldProblem(field=name, value=value, problem="there is no such option", suggestion=hint)

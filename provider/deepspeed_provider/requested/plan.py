@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -14,16 +13,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from deepspeed_provider.cli_plan_cluster import CLUSTER_OPTIONS, asked_settings
-from deepspeed_provider.cli_problems import CATALOG_FIELD
-from deepspeed_provider.cli_request import asked_model, asked_options, tried
 from deepspeed_provider.clusters.cluster_body import RunIdentity
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_types, with_overrides
 from deepspeed_provider.clusters.wire import plan_as_json
-from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.model_source import ModelSource, parse_parameter_count
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
+from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
+from deepspeed_provider.requested.estimate import asked_model, asked_options, tried
+from deepspeed_provider.requested.model_source import ModelSource, parse_parameter_count
 from deepspeed_provider.sizing.options import Method, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
@@ -47,6 +45,9 @@ KEYS: Final = (
     *CLUSTER_OPTIONS,
     *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
 )
+
+# Before the field of a row in a user's own table.
+CATALOG_FIELD: Final = "catalog."
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -139,8 +140,7 @@ def training_as_json(model: str, job: Job) -> dict[str, Any]:
 
 
 def _unknown(name: str, value: object) -> FieldProblem:
-    near = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.5)
-    works = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(KEYS)}."
+    works = did_you_mean(name, KEYS)
     return FieldProblem(field=name, value=value, problem="there is no such option", suggestion=works)
 
 
@@ -283,8 +283,8 @@ def _ids(given: Mapping[str, Any], known: Sequence[NodeType]) -> list[str]:
         begun = [node.node_type_id for node in known if node.node_type_id.casefold().startswith(asked.casefold())]
         found += exact or begun
         if not asked or not (exact or begun):
-            near = difflib.get_close_matches(asked, [node.node_type_id for node in known], n=1, cutoff=0.3)
-            works = f"Did you mean {near[0]!r}?" if near else "`deepspeed-provider catalog show` lists them."
+            near = nearest(asked, [node.node_type_id for node in known], cutoff=0.3)
+            works = f"Did you mean {near!r}?" if near else "`deepspeed-provider catalog show` lists them."
             text = "no node type there is called so, or begins so"
             problems.append(FieldProblem(field="node_type", value=asked, problem=text, suggestion=works))
     if problems:
@@ -299,8 +299,8 @@ def _chosen(given: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | Non
     values = [item.value for item in kind]
     if asked in values:
         return kind(asked)
-    near = difflib.get_close_matches(asked, values, n=1, cutoff=0.4)
-    raise problem(name, given[name], f"should be one of {', '.join(values)}", f"Try {(near or values)[0]!r}.")
+    near = nearest(asked, values, cutoff=0.4) or values[0]
+    raise problem(name, given[name], f"should be one of {', '.join(values)}", f"Try {near!r}.")
 
 
 def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> int:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from deepspeed_provider.cli import app
 from deepspeed_provider.errors import SpecError
-from deepspeed_provider.model_source import (
+from deepspeed_provider.requested.model_source import (
     LARGEST_CONFIG_BYTES,
     ModelSource,
     counted_model,
