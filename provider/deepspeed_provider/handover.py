@@ -43,11 +43,13 @@ class _Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
-    node_type_id: str
+    gpu: str
     settings: _Settings
+    node_type_id: str | None = None  # of hardware that is there, none is known
 
     def __str__(self) -> str:
-        return f"{self.settings.nodes} x {self.node_type_id}"
+        machine = self.node_type_id or f"{self.settings.gpus_per_node} {self.gpu}"
+        return f"{self.settings.nodes} x {machine}"
 
     @property
     def hardware(self) -> Hardware:
@@ -71,7 +73,8 @@ class _GpuPlan:
 def plan_with_gpu_plan(spec: FineTuneSpec, hardware: Hardware, given: object) -> Plan:
     """The plan that takes precision, ZeRO stage, offload, batch and checkpointing from a plan of a cluster.
 
-    ``given``: what ``GpuPlanOperator`` returns, or that as JSON text. Training's own choices (length, learning
+    ``given``: what ``GpuPlanOperator`` returns, or what ``deepspeed-provider plan --json`` prints, for hardware that is
+    there (``--gpu``) as well; as an object or as JSON text. Training's own choices (length, learning
     rate, gradient clipping) stay the spec's.
 
     Raises:

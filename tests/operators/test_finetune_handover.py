@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
-from deepspeed_provider.cli_plan_request import planned, planned_as_json
-from deepspeed_provider.model_source import ModelSource
 from deepspeed_provider.planning import Hardware
+from deepspeed_provider.requested.given import planned_on_given, planned_on_given_as_json
+from deepspeed_provider.requested.model_source import ModelSource
+from deepspeed_provider.requested.plan import planned, planned_as_json
 from deepspeed_provider.spec import FineTuneSpec
 from deepspeed_provider.training.engines import check_config
 from deepspeed_provider.training.plan import TrainingPlan
@@ -28,10 +29,17 @@ def gpu_plan(**asked: Any) -> dict[str, Any]:
     return json.loads(json.dumps(planned_as_json(found)))
 
 
+def plan_of_hardware_that_is_there(**asked: Any) -> dict[str, Any]:
+    """As ``deepspeed-provider plan --gpu ... --json`` prints it."""
+    asked = {name: value for name, value in ASKED.items() if name != "cloud"} | {"effective_batch_size": 32} | asked
+    return json.loads(json.dumps(planned_on_given_as_json(planned_on_given(asked, ModelSource()))))
+
+
 PLANS = {
     "one node": gpu_plan(node_type=["p4d"], max_nodes=1),
     "offload": gpu_plan(node_type=["g5.12xlarge"], max_nodes=1),
     "several nodes": gpu_plan(node_type=["g6e.12xlarge"], objective="time"),
+    "there already": plan_of_hardware_that_is_there(gpu="A100-80GB", gpus_per_node=8, ram_gib=1000),
     "fp16": gpu_plan(model="gpt2-xl", method="lora", node_type=["g4dn.12xlarge"], max_nodes=1),
 }
 
