@@ -4,24 +4,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
+import command_line
 import pytest
-from deepspeed_provider.cli import app
 from deepspeed_provider.clusters.node_types import Cloud, node_types
-from typer.testing import CliRunner, Result
 
-
-def run(*words: str, columns: int = 120) -> Result:
-    result = CliRunner().invoke(app, ["catalog", *words], env={"COLUMNS": str(columns)})
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def as_json(*words: str) -> dict:
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+run = partial(command_line.run, "catalog", columns=120)
+as_json = partial(command_line.as_json, "catalog")
 
 
 class TestShow:

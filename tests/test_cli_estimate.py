@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import command_line
 import pytest
 from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import HELP, choices, flag
@@ -18,22 +20,13 @@ from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.estimate import estimate
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import TrainingOptions, parse_options
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "deepspeed_provider.cli", "estimate"]
-HEAVY = {"airflow", "torch", "transformers", "deepspeed", "peft", "mlflow", "pyspark", "pandas", "pyarrow"}
 
 
-def run(*words: str, stdin: str | bytes | None = None) -> Result:
-    result = CliRunner().invoke(app, ["estimate", *words], input=stdin, env={"COLUMNS": "120"})
-    assert "Traceback" not in result.output
-    return result
-
-
-def as_json(*words: str) -> dict:
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+run = partial(command_line.run, "estimate", columns=120)
+as_json = partial(command_line.as_json, "estimate")
 
 
 WAYS = {
@@ -287,7 +280,7 @@ class TestProcess:
         assert json.loads(done.stdout)["parameters"]["total"] == 124_439_808
         loaded = set(done.stderr.split())
         assert "deepspeed_provider" in loaded
-        assert not loaded & {*HEAVY, "huggingface_hub"}
+        assert not loaded & {*command_line.HEAVY, "huggingface_hub"}
         assert not list(tmp_path.iterdir()), "Airflow made no files"
 
     def test_the_installed_command(self):

@@ -4,30 +4,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
+import command_line
 import pytest
-from deepspeed_provider.cli import app
 from deepspeed_provider.clusters.gpus import gpu, gpus
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.throughput import throughput
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import parse_options
-from typer.testing import CliRunner, Result
 
 LLAMA = architecture(model_config("llama-2-7b-hf"))
 
 
-def run(*words: str, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(app, ["estimate", *words], input=stdin, env={"COLUMNS": "120"})
-    assert "Traceback" not in result.output
-    return result
-
-
-def as_json(*words: str) -> dict:
-    result = run("--model", "llama-2-7b-hf", *words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+run = partial(command_line.run, "estimate", columns=120)
+as_json = partial(command_line.as_json, "estimate", "--model", "llama-2-7b-hf")
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["one node", "two nodes"])

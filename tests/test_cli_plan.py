@@ -8,36 +8,25 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
+import command_line
 import pytest
-from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import flag
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, node_types
 from deepspeed_provider.clusters.search import search
-from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.requested.plan import JOB_OPTIONS
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import TrainingOptions
-from typer.testing import CliRunner, Result
 
-HEAVY = {"airflow", "torch", "transformers", "deepspeed", "peft", "mlflow", "pyspark", "pandas", "pyarrow"}
 SEVEN_B = ("--model", "llama-2-7b-hf", "--method", "lora", "--tokens", "50M")
 MINE = "cloud,node_type_id,gpu,gpus,cores,ram_gib,network_gbps,dbu_per_hour,on_demand_usd_per_hour,region,price_date"
 
 
-def run(*words: str, columns: int = 140) -> Result:
-    result = CliRunner().invoke(app, ["plan", *words], env={"COLUMNS": str(columns)})
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def as_json(*words: str, exit_code: int = 0) -> dict:
-    result = run(*words, "--json")
-    assert result.exit_code == exit_code, result.output
-    return json.loads(result.stdout)
+run = partial(command_line.run, "plan")
+as_json = partial(command_line.as_json, "plan")
 
 
 class TestJson:
@@ -330,75 +319,6 @@ class TestWhatIsWrong:
         assert run("--model", "gpt2", *words).exit_code in (0, 1)
 
 
-class TestItsCluster:
-    ONE = (*SEVEN_B, "--node-type", "g5.12xlarge", "--max-nodes", "1")
-
-    def test_settings_arrive(self):
-        cluster = as_json(
-            *(*self.ONE, "--log-volume", "/Volumes/main/ml/logs", "--policy-id", "policy-1"),
-            *("--tags", "team=ml", "--tags", "note=a=b", "--single-user-name", "trainers"),
-            *("--model-cache-volume", "/Volumes/main/ml/models", "--spark-version", "16.4.x-gpu-ml-scala2.12"),
-        )["cluster"]
-        assert cluster["cluster_log_conf"] == {"volumes": {"destination": "/Volumes/main/ml/logs"}}
-        assert cluster["custom_tags"] == {"team": "ml", "note": "a=b", "ResourceClass": "SingleNode"}
-        assert cluster["policy_id"] == "policy-1"
-        assert cluster["single_user_name"] == "trainers"
-        assert cluster["spark_env_vars"]["HF_HUB_CACHE"] == "/Volumes/main/ml/models"
-        assert cluster["spark_version"] == "16.4.x-gpu-ml-scala2.12"
-
-    def test_pools(self):
-        cluster = as_json(*self.ONE, "--instance-pool-id", "a", "--driver-instance-pool-id", "b")["cluster"]
-        assert (cluster["instance_pool_id"], cluster["driver_instance_pool_id"]) == ("a", "b")
-        assert "node_type_id" not in cluster
-
-    def test_the_script_folder(self):
-        settings = asked_settings({"script_folder": " /Volumes/main/ml/scripts "})
-        assert settings.script_folder == "/Volumes/main/ml/scripts"
-
-    def test_all_problems_at_once(self):
-        result = run(*self.ONE, "--tags", "team", "--tokens", "many")
-        assert result.exit_code == 2
-        assert "--tags 'team': is no tag with a value. Write team=ml." in result.stderr
-        assert "--tokens 'many'" in result.stderr
-        result = run(*self.ONE, "--log-volume", "logs", "--spark-version", "9")
-        assert "--log-volume 'logs': is no folder of a Volume" in result.stderr
-        assert "--spark-version '9'" in result.stderr
-
-    def test_help_has_them_all(self):
-        said = run("--help", columns=200).output
-        for name in CLUSTER_OPTIONS:
-            assert flag(name) in said
-
-
-class TestWhosePrices:
-    @pytest.mark.parametrize(
-        ("row", "date", "assumed", "warned"),
-        [
-            ("g5.12xlarge,5,,", "your own price", "us-east-1, your own price without a date", "list for us-east-1"),
-            ("g5.12xlarge,5,2026-11-01,", "2026-11-01", "us-east-1, as of 2026-11-01", "list for us-east-1"),
-            ("g5.12xlarge,5,,eu-west-1", "your own price", "eu-west-1, your own price", "list for us-east-1"),
-            ("g5.12xlarge,,,eu-west-1", "2026-07-20", "eu-west-1, as of 2026-07-20", "no price of the machine"),
-        ],
-        ids=["undated", "dated", "elsewhere", "only elsewhere"],
-    )
-    def test_they_are_named(self, tmp_path, row, date, assumed, warned):
-        mine = tmp_path / "mine.csv"
-        mine.write_text(f"cloud,node_type_id,on_demand_usd_per_hour,price_date,region\naws,{row}\n")
-        said = as_json(*SEVEN_B, "--catalog", str(mine), "--node-type", "g5.12xlarge", "--cloud", "aws")
-        assert said["chosen"]["price_date"] == date
-        assert any(assumed in text for text in said["assumptions"])
-        assert any("g5.12xlarge" in text and warned in text for text in said["warnings"])
-
-    @pytest.mark.parametrize(("cloud", "missing"), [("azure", True), ("aws", False), ("gcp", False)])
-    def test_a_tier_that_a_cloud_has_not(self, cloud, missing):
-        said = as_json(*SEVEN_B, "--cloud", cloud, "--tier", "enterprise")
-        assert any("list prices of the enterprise tier" in text for text in said["assumptions"])
-        assert any("enterprise tier has no list price on azure" in text for text in said["warnings"]) == missing
-        premium = as_json(*SEVEN_B, "--cloud", cloud)
-        assert any("list prices of the premium tier" in text for text in premium["assumptions"])
-        assert not any("tier has no" in text for text in premium["warnings"])
-
-
 def test_every_option_of_the_job_is_one_of_training():
     assert set(JOB_OPTIONS) < set(TrainingOptions.model_fields)
     said = run("--help", columns=200).output
@@ -427,5 +347,5 @@ def test_nothing_heavy_is_loaded(tmp_path):
     assert json.loads(done.stdout)["chosen"]
     loaded = set(done.stderr.split())
     assert "deepspeed_provider" in loaded
-    assert not loaded & HEAVY
+    assert not loaded & command_line.HEAVY
     assert not list(tmp_path.iterdir()), "Airflow made no files"

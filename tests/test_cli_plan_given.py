@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import re
+from functools import partial
 
+import command_line
 import pytest
-from deepspeed_provider.cli import app
 from deepspeed_provider.cli_options import flag
 from deepspeed_provider.clusters.engine_settings import with_buckets
 from deepspeed_provider.clusters.given import Fitted, fit
@@ -21,23 +21,13 @@ from deepspeed_provider.requested.plan import JOB_OPTIONS, KEYS
 from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.sizing.families import architecture
 from deepspeed_provider.sizing.options import Method, TrainingOptions
-from typer.testing import CliRunner, Result
 
 SEVEN_B = ("--model", "llama-2-7b-hf", "--method", "lora", "--tokens", "50M")
 SERVER = ("--gpu", "A10G", "--gpus-per-node", "4")
 
 
-def run(*words: str, columns: int = 140) -> Result:
-    result = CliRunner().invoke(app, ["plan", *words], env={"COLUMNS": str(columns)})
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def as_json(*words: str, exit_code: int = 0) -> dict:
-    result = run(*words, "--json")
-    assert result.exit_code == exit_code, result.output
-    return json.loads(result.stdout)
+run = partial(command_line.run, "plan")
+as_json = partial(command_line.as_json, "plan")
 
 
 class TestJson:
