@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from deepspeed_provider.local.engine import EmbeddedEngine
 from training.tiny_runs import make_model
 
-FOLDER = Path(__file__).parents[2] / "dags"
+from dags.airflow_home import TELL, AirflowHome
 
 RUN = """
 import json, sys
@@ -21,14 +18,10 @@ from airflow.dag_processing.dagbag import DagBag
 
 dag = DagBag(sys.argv[1]).dags[sys.argv[2]]
 run = dag.test(run_conf=json.loads(sys.argv[3]))
-from airflow.models.xcom import XComModel
-from airflow.utils.session import create_session
+"""
+EVENTS = """
+from airflow.models.asset import AssetEvent
 with create_session() as session:
-    tasks = {ti.task_id: str(ti.state) for ti in run.get_task_instances(session=session)}
-    xcoms = {}
-    for row in session.query(XComModel).filter(XComModel.run_id == run.run_id):
-        xcoms.setdefault(row.task_id, {})[row.key] = XComModel.deserialize_value(row)
-    from airflow.models.asset import AssetEvent
     events = [event.extra for event in session.query(AssetEvent)]
 print("FOUND" + json.dumps({"state": str(run.state), "tasks": tasks, "xcoms": xcoms, "events": events}, default=str))
 """
@@ -38,37 +31,16 @@ print("FOUND" + json.dumps({"state": str(run.state), "tasks": tasks, "xcoms": xc
 def airflow_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs a shipped DAG with a conf in an Airflow of its own, and returns what became of it."""
     home = tmp_path_factory.mktemp("dag-test")
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(home),
-        "AIRFLOW_HOME": str(home / "airflow"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "DEEPSPEED_PROVIDER_HOME": str(home / "state"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-        "OMP_NUM_THREADS": "1",
-    }
+    airflow = AirflowHome(
+        home,
+        DEEPSPEED_PROVIDER_HOME=str(home / "state"),
+        MLFLOW_TRACKING_URI=f"sqlite:///{home}/mlflow.db",
+        OMP_NUM_THREADS="1",
+    )
 
     def run(dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
-        answer = subprocess.run(
-            [sys.executable, "-c", RUN, str(FOLDER), dag_id, json.dumps(conf)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=home,
-            check=False,
-            timeout=1200,
-        )
-        assert "FOUND" in answer.stdout, (answer.stdout + answer.stderr)[-6000:]
-        return {**json.loads(answer.stdout.rpartition("FOUND")[2]), "log": answer.stdout + answer.stderr}
+        return airflow.run(RUN + TELL + EVENTS, dag_id, json.dumps(conf), timeout_seconds=1200)
 
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
     try:
         yield run
     finally:

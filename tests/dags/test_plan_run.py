@@ -4,21 +4,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "dags"
+from dags.airflow_home import TELL, AirflowHome
 
 RUN = """
 import json, sys, threading
 from airflow.api_fastapi.app import create_app
 from airflow.dag_processing.dagbag import DagBag
-from airflow.models.xcom import XComModel
-from airflow.utils.session import create_session
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import configure_mappers
 
@@ -48,11 +43,8 @@ try:
 finally:
     over.set()
     person.join()
-with create_session() as session:
-    tasks = {ti.task_id: str(ti.state) for ti in run.get_task_instances(session=session)}
-    xcoms = {}
-    for row in session.query(XComModel).filter(XComModel.run_id == run.run_id):
-        xcoms.setdefault(row.task_id, {})[row.key] = XComModel.deserialize_value(row)
+"""
+FOUND = """
 found = {"state": str(run.state), "tasks": tasks, "xcoms": xcoms, "asked": asked}
 print("FOUND" + json.dumps(found, default=str))
 """
@@ -61,35 +53,10 @@ print("FOUND" + json.dumps(found, default=str))
 @pytest.fixture(scope="module")
 def plan_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs the DAG in an Airflow of its own, gives the answer, and returns what became of it."""
-    home = tmp_path_factory.mktemp("plan-run")
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(home),
-        "AIRFLOW_HOME": str(home / "airflow"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-    }
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
+    airflow = AirflowHome(tmp_path_factory.mktemp("plan-run"), AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS="True")
 
     def run(choice: str, conf: dict[str, Any]) -> dict[str, Any]:
-        answer = subprocess.run(
-            [sys.executable, "-c", RUN, str(FOLDER), choice, json.dumps(conf)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=home,
-            check=False,
-            timeout=240,
-        )
-        assert "FOUND" in answer.stdout, (answer.stdout + answer.stderr)[-6000:]
-        return {**json.loads(answer.stdout.rpartition("FOUND")[2]), "log": answer.stdout + answer.stderr}
+        return airflow.run(RUN + TELL + FOUND, choice, json.dumps(conf), timeout_seconds=240)
 
     return run
 
