@@ -34,6 +34,13 @@ def mentioning(text: str) -> list[psutil.Process]:
     return found
 
 
+def children_with(pid: int, word: str) -> list[psutil.Process]:
+    """Children of a process that still run and whose command line contains ``word``."""
+    # Of one that has ended and is not waited for there is no command line: None stands for it.
+    found = list(psutil.process_iter(["ppid", "cmdline"]))
+    return [each for each in found if each.info["ppid"] == pid and word in " ".join(each.info["cmdline"] or [])]
+
+
 def wait_for(condition: Callable[[], object], seconds: float, what: str, *, pause_s: float = 0.1) -> None:
     """Waits for something that another process does; fails with ``what`` when it does not."""
     deadline = time.monotonic() + seconds

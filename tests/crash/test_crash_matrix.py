@@ -23,7 +23,7 @@ import pytest
 from backends import processes
 from backends.event_log import jobs_of_operation
 from backends.marks import Marks
-from backends.processes import alive
+from backends.processes import alive, children_with
 from deepspeed_provider.local.airflow_api import AirflowApi
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.local.processes import free_port, start_group, stop_group
@@ -283,9 +283,7 @@ def test_side_by_side(outcomes, name):
 
 
 def triggerers(service):
-    leader = psutil.Process(service.running().pid)
-    running = [each for each in leader.children() if each.status() != psutil.STATUS_ZOMBIE]
-    return [each for each in running if "triggerer" in " ".join(each.cmdline())]
+    return children_with(service.running().pid, "triggerer")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["restarted", "killed"])

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from backends.processes import mentioning, wait_for
+from backends.processes import children_with, mentioning, wait_for
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 from deepspeed_provider.errors import EngineError
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings, default_home, ensure_engine
@@ -91,15 +91,15 @@ def test_one_engine_per_folder_found_by_others_and_stopped_without_leftovers(tmp
 def test_a_session_leaves_no_idle_daemon_for_ever_and_gets_another_at_need(engine):
     server = engine.running().pid
 
-    def daemons():
-        return [child.pid for child in psutil.Process(server).children() if "pyspark.daemon" in child.cmdline()]
-
     with SparkConnectBackend(engine.url).session() as spark:
         cluster_calls.ship_code(spark)
         assert cluster_calls.call(spark, json.loads, "[1]") == [1]
-        assert daemons()
+        assert children_with(server, "pyspark.daemon")
         assert end_idle_daemons(server) == [], "they may be needed soon"
-        wait_for(
-            lambda: end_idle_daemons(server, older_than_seconds=0) is not None and not daemons(), 20, "idle daemons end"
-        )
+
+        def ended():
+            end_idle_daemons(server, older_than_seconds=0)
+            return not children_with(server, "pyspark.daemon")
+
+        wait_for(ended, 20, "idle daemons end")
         assert cluster_calls.call(spark, json.loads, "[2]") == [2], "Spark starts another"

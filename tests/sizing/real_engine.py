@@ -11,8 +11,9 @@ reads cases by name (see ``test_real_engines.py``) and writes, for each, bytes b
 - ``stepping``: when the wrapped torch optimizer begins its step;
 
 and, as ``reduction_peak`` and ``step_peak``, the most that was there at once while gradients were reduced,
-and from ``kept`` (in stage 3, once nothing is gathered) until the last ``stepping``. A storage counts once,
-whole, under the first role that claims it; ``unclaimed`` is what else is alive.
+and from ``kept`` (in stage 3, once nothing is gathered) until the last ``stepping``; as ``backward``, the
+largest tensor in double precision made meanwhile. A storage counts once, whole, under the first role that
+claims it; ``unclaimed`` is what else is alive.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Counts = dict[str, int]
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all storages alive, and the most there were."""
+    """Bytes of all storages alive, and the most there were; of the largest in double precision."""
 
     def __init__(self) -> None:
         super().__init__()
         self.alive: dict[int, weakref.ref[Any]] = {}
-        self.now = self.peak = 0
+        self.now = self.peak = self.largest_double = 0
         for tensor in all_tensors():
             self.add(tensor)
 
@@ -62,6 +63,8 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
+                if leaf.dtype is torch.float64:
+                    self.largest_double = max(self.largest_double, leaf.untyped_storage().nbytes())
         return result
 
 
@@ -192,6 +195,13 @@ class Observer:
         peak = live.peak - self.counts[since]["unclaimed"]
         self.counts[name] = {"all": max(peak, self.counts.get(name, {}).get("all", 0))}
 
+    def backward(self, loss: torch.Tensor) -> None:
+        live = LiveBytes()
+        with live:
+            self.engine.backward(loss)
+        known = self.counts.get("backward", {}).get("double", 0)
+        self.counts["backward"] = {"double": max(known, live.largest_double)}
+
     def step(self) -> None:
         self.note("kept")
         self.live = LiveBytes()
@@ -231,7 +241,7 @@ def run(case: dict[str, Any], model_config: dict[str, Any]) -> dict[str, Counts]
     for number in range(micro_batches):
         loss = engine(input_ids=tokens, labels=tokens).loss
         observer.note("turn")
-        engine.backward(loss)
+        observer.backward(loss)
         del loss
         if number + 1 < micro_batches:
             engine.step()

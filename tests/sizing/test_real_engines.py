@@ -227,6 +227,14 @@ def test_the_peak_of_the_step(counted, name):
     assert peak == pytest.approx(real, abs=SCALAR_BYTES)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if options_of(CASES[name]).zero_stage >= 2])
+def test_gradients_normed_on_their_way_to_the_host(counted, name):
+    """In double precision, from stage 2 on in the backward pass; what stays on the GPU is normed before the step."""
+    parts = estimated(name).get("embedding reduced", {})
+    assert parts.get("gradient_in_double", 0) == pytest.approx(counted["backward"]["double"], abs=8)
+    assert ("gradient_in_double" in parts) is options_of(CASES[name]).offloads_optimizer
+
+
 @pytest.mark.parametrize("name", ["stage3-ahead", "stage3-reuse"])
 def test_gathered_parameters_at_the_turn(counted, name):
     """Whole tensors are gathered and released: up to one more, or less, of a layer."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from deepspeed_provider.sizing.architecture import Architecture, Layer
 from deepspeed_provider.sizing.decoder import Mode, layer_tape
@@ -33,12 +34,17 @@ class Moment:
         return sum(self.activations.values())
 
 
+# A whole vocabulary's gradient leaves: the head's, once the final norm's is made; the embedding's at the end.
+GIVEN_AWAY: Final = frozenset({"head reduced", "embedding reduced"})
+
+
 @lru_cache(maxsize=4096)
 def moments(architecture: Architecture, mode: Mode, *, checkpointing: bool) -> tuple[Moment, ...]:
     """The moments at which a step of this architecture can peak.
 
     The last layer's forward pass, unless it is gone through again; the first backward step of the head;
     the backward step of the last layer (most activations), of the first layer (most gradients); the embedding's.
+    Those of :data:`GIVEN_AWAY` matter where a gradient needs room on its way to its rank or to the host.
     """
     return _Step(architecture, mode, checkpointing).moments()
 
@@ -104,6 +110,13 @@ class _Step:
                 beyond_kept_gradients=loss.beyond_kept,
             ),
             Moment(
+                name="head reduced",
+                activations={kept_name: kept, **logits},
+                gradients_done=self._share(made_by_head),
+                gradient_in_flight=self.embedding,
+                beyond_kept_gradients=self.embedding,
+            ),
+            Moment(
                 name="last layer",
                 activations={**_beside(kept_name, kept, last_layer), **logits},
                 gradients_done=self._share(made_by_head),
@@ -130,6 +143,13 @@ class _Step:
                 # A shared weight's two gradients and their sum stand side by side, once the stream's is used.
                 gradient_in_flight=self.embedding + 2 * self.waiting,
                 beyond_kept_gradients=self.embedding + 2 * self.waiting,
+            ),
+            Moment(
+                name="embedding reduced",
+                activations={"logits_and_loss": logits["logits_and_loss"]},
+                gradients_done=self._share(self.all_gradients - self.embedding),
+                gradient_in_flight=self.embedding,
+                beyond_kept_gradients=self.embedding,
             ),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from deepspeed_provider.sizing import model_states
-from deepspeed_provider.sizing.activations import Moment, moments
+from deepspeed_provider.sizing.activations import GIVEN_AWAY, Moment, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.buffers import zero_buffers
 from deepspeed_provider.sizing.decoder import Mode
@@ -17,6 +17,7 @@ from deepspeed_provider.sizing.parts import Part, present
 from deepspeed_provider.sizing.replayed import with_formula
 from deepspeed_provider.sizing.states import PRECISIONS
 from deepspeed_provider.sizing.weights import Weights, unquantized_width
+from deepspeed_provider.sizing.zero import buckets
 
 MOVING = frozenset(
     {
@@ -67,9 +68,11 @@ def _by_moment(
 ) -> dict[str, list[Part]]:
     resident = _resident(weights, options)
     buffers = zero_buffers(architecture, weights, options)
+    norm_at = normed_on_the_way(architecture, weights, options)
     found = {
-        moment.name: [*resident, *buffers, *_at(moment, weights, options)]
+        moment.name: [*resident, *buffers, *_at(moment, weights, options, norm_at)]
         for moment in moments(architecture, how, checkpointing=options.gradient_checkpointing)
+        if moment.name in norm_at or moment.name not in GIVEN_AWAY
     }
     for name, parts in model_states.between_passes(architecture, weights, options).items():
         found[name] = [*resident, *parts]
@@ -104,15 +107,39 @@ def _resident(weights: Weights, options: TrainingOptions) -> list[Part]:
     return [*model_states.weight_parts(weights, options), *model_states.optimizer_parts(weights, options), _CUBLAS]
 
 
-def _at(moment: Moment, weights: Weights, options: TrainingOptions) -> list[Part]:
+def normed_on_the_way(architecture: Architecture, weights: Weights, options: TrainingOptions) -> frozenset[str]:
+    """The moments of the backward pass at which gradients are in double precision, see
+    :func:`model_states.gradient_in_double`: only where they go to the host as they are made.
+
+    A head's gradient that does not fit in the bucket leaves with the next one, before the last layer's
+    backward step; else with what fills the bucket.
+    """
+    if options.zero_stage < 2 or not options.offloads_optimizer:
+        return frozenset()
+    if max(weights.trained_sizes, default=0) > buckets(architecture, options).reduce:
+        return GIVEN_AWAY
+    return frozenset({"last layer", "embedding reduced"})
+
+
+def _at(moment: Moment, weights: Weights, options: TrainingOptions, norm_at: frozenset[str]) -> list[Part]:
     kept_in_place = options.zero_stage < 2 and options.gradient_accumulation_steps == 1
     flight = moment.beyond_kept_gradients if kept_in_place else moment.gradient_in_flight
-    reduced = moment.name not in NONE_REDUCED
     return [
-        model_states.kept_gradients(weights, options, made=moment.gradients_done, reduced=reduced),
+        *gradients_at(moment.name, moment.gradients_done, weights, options, norm_at),
         Part(name="gradient_in_flight", bytes=flight),
         *(Part(name=name, bytes=size) for name, size in moment.activations.items()),
     ]
+
+
+def gradients_at(
+    moment: str, done: float, weights: Weights, options: TrainingOptions, norm_at: frozenset[str]
+) -> list[Part]:
+    """Gradients that are kept at a moment, when the share ``done`` of them is, and the one that is normed.
+
+    Before any is done (a shared weight's waits for the embedding's; adapters come later) none is normed.
+    """
+    kept = model_states.kept_gradients(weights, options, made=done, reduced=moment not in NONE_REDUCED)
+    return [kept, model_states.gradient_in_double(weights, options)] if done and moment in norm_at else [kept]
 
 
 def overhead_step(parts: Iterable[Part], options: TrainingOptions) -> Step:

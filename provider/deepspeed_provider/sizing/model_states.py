@@ -21,6 +21,8 @@ _STAGE_1_AND_2 = "DeepSpeed runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "DeepSpeed runtime/zero/stage3.py"
 # Elements that stage 0 flattens to reduce them at once (engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
 STAGE_0_BUCKET_ELEMENTS = 500_000_000
+# Of a gradient on its way to the host, in stage 3, one after the other (stage3.py, _constant_buffered_norm2).
+STAGE_3_NORM_ELEMENTS = 250_000_000
 EXTENT = "(T + padding) / N"
 _REDUCED = "(T + beyond) / N"
 
@@ -233,6 +235,9 @@ def gradient_in_double(weights: Weights, options: TrainingOptions) -> Part:
     if options.zero_stage == 3:
         piece = -(-largest // options.world_size)
         formula, numbers = "8 * ceil(largest / N)", {"largest": largest, "N": options.world_size}
+        if options.offloads_optimizer:
+            piece = min(piece, STAGE_3_NORM_ELEMENTS)
+            formula, numbers = "8 * min(ceil(largest / N), piece)", {**numbers, "piece": STAGE_3_NORM_ELEMENTS}
     else:
         piece = min(largest, partition_elements(weights, options))
         formula, numbers = f"8 * min(largest, {EXTENT})", {"largest": largest, **extent_numbers(weights, options)}
@@ -242,7 +247,7 @@ def gradient_in_double(weights: Weights, options: TrainingOptions) -> Part:
         formula=formula,
         numbers=numbers,
         source=f"{_STAGE_1_AND_2}, get_grad_norm_direct and set_norm_for_param_grad_in_gpu; "
-        "runtime/zero/utils.py, get_norm_dtype",
+        "stage3.py, _constant_buffered_norm2; runtime/zero/utils.py, get_norm_dtype",
     )
 
 

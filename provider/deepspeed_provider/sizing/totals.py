@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deepspeed_provider.sizing import model_states
-from deepspeed_provider.sizing.activations import moments
+from deepspeed_provider.sizing.activations import GIVEN_AWAY, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.buffers import zero_buffers
 from deepspeed_provider.sizing.decoder import Mode
-from deepspeed_provider.sizing.gpu import MOVING, NONE_REDUCED, overhead_step
+from deepspeed_provider.sizing.gpu import MOVING, gradients_at, normed_on_the_way, overhead_step
 from deepspeed_provider.sizing.options import TrainingOptions
 from deepspeed_provider.sizing.overhead import CALIBRATION, CUBLAS_WORKSPACE_BYTES, overhead
 from deepspeed_provider.sizing.parts import Part
@@ -26,11 +26,11 @@ from deepspeed_provider.sizing.weights import Weights
 class Activations:
     """Bytes at one moment of a step beside the model states; the gradient in flight is not among ``total``."""
 
+    name: str
     total: int
     moving: int
     logits: int
     gradients_done: float
-    any_reduced: bool
     gradient_in_flight: int
     beyond_kept_gradients: int
 
@@ -39,11 +39,11 @@ def activations(architecture: Architecture, how: Mode, *, checkpointing: bool) -
     """At every moment at which a step can peak."""
     return tuple(
         Activations(
+            name=moment.name,
             total=moment.activation_bytes,
             moving=sum(size for name, size in moment.activations.items() if name in MOVING),
             logits=moment.activations.get("logits_and_loss", 0),
             gradients_done=moment.gradients_done,
-            any_reduced=moment.name not in NONE_REDUCED,
             gradient_in_flight=moment.gradient_in_flight,
             beyond_kept_gradients=moment.beyond_kept_gradients,
         )
@@ -69,9 +69,11 @@ class GpuTotals:
         if twin is None:
             self._resident = _resident(weights, options)
             self._between_passes = self._resident + _between_passes(architecture, weights, options)
-            self._kept: dict[tuple[float, bool, bool], int] = {}
+            self._kept: dict[tuple[str, float, bool], int] = {}
         else:
             self._resident, self._between_passes, self._kept = twin._resident, twin._between_passes, twin._kept
+        self._norm_at = normed_on_the_way(architecture, weights, options)
+        self._left_out = GIVEN_AWAY - self._norm_at
         buffers = zero_buffers(architecture, weights, options)
         step = overhead_step(buffers, options)
         self._standing = self._resident + _sum(buffers)
@@ -91,6 +93,8 @@ class GpuTotals:
         in_place = self._once.zero_stage < 2 and not accumulates
         held = self._between_passes
         for moment in found:
+            if moment.name in self._left_out:
+                continue
             flight = moment.beyond_kept_gradients if in_place else moment.gradient_in_flight
             allocated = self._standing + self._gradients(moment, accumulates) + flight + moment.total
             moving = moment.moving + flight + self._gathered
@@ -99,12 +103,12 @@ class GpuTotals:
         return held + self._beside
 
     def _gradients(self, moment: Activations, accumulates: bool) -> int:
-        key = (moment.gradients_done, moment.any_reduced, accumulates)
+        key = (moment.name, moment.gradients_done, accumulates)
         found = self._kept.get(key)
         if found is None:
-            options, reduced = self._summed if accumulates else self._once, moment.any_reduced
-            part = model_states.kept_gradients(self._weights, options, made=moment.gradients_done, reduced=reduced)
-            found = self._kept[key] = part.bytes
+            options = self._summed if accumulates else self._once
+            parts = gradients_at(moment.name, moment.gradients_done, self._weights, options, self._norm_at)
+            found = self._kept[key] = _sum(parts)
         return found
 
 
