@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong between a client and the fake workspace."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+EVERYTHING: Final = "*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way for a request to go wrong.
+
+    Attributes:
+        status: answered instead; None drops the connection without an answer.
+        after: the request is carried out first, and only its answer is lost or replaced.
+        delay_s: real seconds before the answer, which then is the usual one where there is neither status nor drop.
+    """
+
+    status: int | None = None
+    body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] | None = None
+    after: bool = False
+    drop: bool = False
+    delay_s: float = 0.0
+
+
+def too_many_requests(retry_after_s: int | None = 30) -> Fault:
+    """429 ``REQUEST_LIMIT_EXCEEDED``."""
+    return Fault(
+        status=429,
+        body={
+            "error_code": "REQUEST_LIMIT_EXCEEDED",
+            "message": "The request rate limit of the workspace was exceeded.",
+        },
+        headers={} if retry_after_s is None else {"Retry-After": str(retry_after_s)},
+    )
+
+
+def server_error(status: int = 503, *, retry_after_s: int | None = None, after: bool = False) -> Fault:
+    return Fault(
+        status=status,
+        body={"error_code": "TEMPORARILY_UNAVAILABLE", "message": "The service is temporarily unavailable."},
+        headers={} if retry_after_s is None else {"Retry-After": str(retry_after_s)},
+        after=after,
+    )
+
+
+def refused_token(status: int = 403) -> Fault:
+    return Fault(status=status, body={"error_code": "PERMISSION_DENIED", "message": "Invalid access token."})
+
+
+def could_not_acquire_lock() -> Fault:
+    """A 400 that passes."""
+    return Fault(status=400, body={"error_code": "COULD_NOT_ACQUIRE_LOCK", "message": "Could not acquire lock."})
+
+
+def lost_response() -> Fault:
+    """The request arrives and is carried out; the connection breaks before its answer."""
+    return Fault(after=True, drop=True)
+
+
+def lost_request() -> Fault:
+    """The connection breaks before anything is carried out."""
+    return Fault(drop=True)
+
+
+def late(seconds: float) -> Fault:
+    return Fault(delay_s=seconds)
+
+
+@dataclass
+class _Planned:
+    method: str
+    path: str
+    fault: Fault
+    skip: int
+    left: int
+
+
+class Faults:
+    """The faults to come, in the order in which they were planned."""
+
+    def __init__(self) -> None:
+        self._planned: list[_Planned] = []
+        self._lock = threading.Lock()
+
+    def plan(
+        self, fault: Fault, *, path: str = EVERYTHING, method: str = EVERYTHING, times: int = 1, skip: int = 0
+    ) -> None:
+        """The next ``times`` requests that match go wrong, after ``skip`` that don't.
+
+        Args:
+            path: a glob over what follows ``/api/2.x/``, such as ``jobs/runs/get`` or ``fs/*``.
+        """
+        with self._lock:
+            self._planned.append(_Planned(method=method, path=path, fault=fault, skip=skip, left=times))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._planned.clear()
+
+    def take(self, method: str, path: str) -> Fault | None:
+        """The fault of this request."""
+        with self._lock:
+            for planned in self._planned:
+                if not planned.left or not fnmatch.fnmatchcase(method, planned.method):
+                    continue
+                if not fnmatch.fnmatchcase(path, planned.path):
+                    continue
+                if planned.skip:
+                    planned.skip -= 1
+                    continue
+                planned.left -= 1
+                return planned.fault
+        return None
