@@ -8,6 +8,9 @@ import pytest
 from bare_environment import make_bare_environment
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 
+# What users' tests load by its entry point, which an installation from before it was there lacks.
+pytest_plugins = ["deepspeed_provider.testing.pytest_plugin"]
+
 # The engines of tests live for minutes: compiling their code for speed costs more time than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

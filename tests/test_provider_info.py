@@ -58,7 +58,8 @@ def test_airflow_finds_and_shows_it(tmp_path: Path) -> None:
     assert found["hook"] == [path, "Spark Connect", "spark_connect", True]
     assert set(found["fields"]) == {"user_id", "use_ssl", "ui_url", "base_uri"}
     assert found["behaviour"]["relabeling"] == {"password": "Token"}
-    assert found["links"] == ["deepspeed_provider.links.MlflowRunLink", "deepspeed_provider.links.SparkUiLink"]
+    names = ("DatabricksRunLink", "MlflowRunLink", "SparkUiLink")
+    assert found["links"] == [f"deepspeed_provider.links.{name}" for name in names]
 
 
 def test_every_named_class_exists() -> None:

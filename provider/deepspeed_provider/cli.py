@@ -16,6 +16,7 @@ from deepspeed_provider import __version__
 from deepspeed_provider.cli_catalog import catalog_app
 from deepspeed_provider.cli_config import config_app
 from deepspeed_provider.cli_estimate import estimate
+from deepspeed_provider.cli_fake_workspace import fake_workspace
 from deepspeed_provider.cli_options import long_names
 from deepspeed_provider.cli_plan import plan
 from deepspeed_provider.errors import EngineError, SpecError
@@ -27,6 +28,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(catalog_app, name="catalog")
 app.command("estimate", epilog=long_names())(estimate)
 app.command("plan")(plan)
+app.command("fake-workspace")(fake_workspace)
 
 Home = Annotated[
     Path | None,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MLFLOW_URL_KEY = "mlflow_run_url"
 SPARK_UI_URL_KEY = "spark_ui_url"
+DATABRICKS_RUN_URL_KEY = "databricks_run_url"
 
 
 class MlflowRunLink(BaseOperatorLink):
@@ -35,3 +36,12 @@ class SparkUiLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
         return BaseXCom.get_value(ti_key=ti_key, key=SPARK_UI_URL_KEY) or ""  # type: ignore[arg-type]
+
+
+class DatabricksRunLink(BaseOperatorLink):
+    """The run's page in the Databricks workspace, for a run through the Jobs API."""
+
+    name = "Databricks run"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
+        return BaseXCom.get_value(ti_key=ti_key, key=DATABRICKS_RUN_URL_KEY) or ""  # type: ignore[arg-type]

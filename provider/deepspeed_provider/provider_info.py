@@ -15,7 +15,8 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": PACKAGE_NAME,
         "name": "DeepSpeed",
-        "description": "Plans and runs durable DeepSpeed fine-tunes of language models over Spark Connect.",
+        "description": "Plans and runs durable DeepSpeed fine-tunes of language models over Spark Connect and "
+        "through the Databricks Jobs API.",
         "versions": [__version__],
         "integrations": [{"integration-name": "DeepSpeed", "external-doc-url": "https://www.deepspeed.ai"}],
         "operators": [{"integration-name": "DeepSpeed", "python-modules": list(_OPERATORS)}],
@@ -23,6 +24,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             "deepspeed_provider.links.MlflowRunLink",
             "deepspeed_provider.links.SparkUiLink",
+            "deepspeed_provider.links.DatabricksRunLink",
         ],
     }
 

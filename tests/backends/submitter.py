@@ -7,12 +7,16 @@ the deterministic handle; it keeps no state of its own.
 since importing Spark takes longer than submitting; it answers with their process ids.
 """
 
+import importlib
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def say(phase):
@@ -22,13 +26,14 @@ def say(phase):
 def see_through(job):
     say("started")
     from deepspeed_provider.backends.base import RunIdentity, RunRequest
-    from deepspeed_provider.backends.spark_connect import SparkConnectBackend
+
+    from backends.cases import CONNECT
 
     request = RunRequest(**{**job["request"], "code": tuple(job["request"]["code"])})
-    backend = SparkConnectBackend(job["url"])
+    backend = CONNECT[job["backend"]](job["address"])
     handle = backend.mint(request, RunIdentity(key=job["key"], generation=job["generation"], digest=request.digest))
     say("submitting")
-    backend.submit(request, handle)
+    handle = backend.submit(request, handle)
     say("submitted")
     while not backend.poll(handle).state.terminal:
         say("polling")
@@ -37,8 +42,9 @@ def see_through(job):
 
 
 def serve():
-    import pyspark.ml.deepspeed.deepspeed_distributor
-    import pyspark.sql.connect.session  # noqa: F401
+    # Before the forks, since it takes long.
+    for name in ("pyspark.ml.deepspeed.deepspeed_distributor", "deepspeed_provider.hooks.databricks", "backends.cases"):
+        importlib.import_module(name)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are not waited for
     say("serving")

@@ -24,8 +24,7 @@ from deepspeed_provider.backends.base import BackendUnavailable, RunIdentity, Ru
 from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 
-from backends.cases import BackendCase
-from backends.event_log import jobs_of_operation
+from backends.cases import spark_connect_case
 from backends.processes import alive, mentioning, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,24 +36,14 @@ SUBMITTER = Path(__file__).with_name("submitter.py")
 AIMS = (("started", 0.3), ("submitting", 2.0), ("submitting", 0.6), ("submitted", 0.5), ("polling", 4.0))
 RUNS = 8
 KILLS_PER_RUN = 8
-RUN_SECONDS = 6
+RUN_SECONDS = 12
 SEED = 20261130
 
 
-def spark_case(engine: EmbeddedEngine, folder: Path) -> BackendCase:
-    info = engine.ensure()
-    return BackendCase(
-        name="spark_connect",
-        connect=lambda: SparkConnectBackend(info.url),
-        unreachable=lambda: SparkConnectBackend("sc://127.0.0.1:1"),
-        count_runs=lambda handle: jobs_of_operation(info.event_log_dir, handle.ids["operation_id"]),
-        folder=folder,
-    )
-
-
-def job_of(url, request, generation=1):
+def job_of(case, request, generation=1):
     return {
-        "url": url,
+        "backend": case.name,
+        "address": case.address,
         "key": request.payload["name"],
         "generation": generation,
         "request": dataclasses.asdict(request),
@@ -116,9 +105,7 @@ def kill_at(submitter, phase, delay):
     return (lines or ["nothing"])[-1].split()[0]
 
 
-def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, engine, fork_submitter):
-    url = engine.url
-    case = spark_case(engine, tmp_path)
+def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(case, fork_submitter):
 
     def one(index):
         rng = random.Random(SEED + index)
@@ -126,8 +113,8 @@ def test_at_least_fifty_random_kill_points_leave_exactly_one_run_each(tmp_path, 
         phases = []
         for kill in range(KILLS_PER_RUN):
             phase, longest = AIMS[(index + kill) % len(AIMS)]
-            phases.append(kill_at(fork_submitter(job_of(url, request)), phase, rng.uniform(0, longest)))
-        *_, last_line = fork_submitter(job_of(url, request)).lines()
+            phases.append(kill_at(fork_submitter(job_of(case, request)), phase, rng.uniform(0, longest)))
+        *_, last_line = fork_submitter(job_of(case, request)).lines()
         handle = case.connect().mint(request, case.identity(request))
         return request, marks, handle, phases, last_line
 
@@ -166,7 +153,7 @@ def own_engine(tmp_path):
 
 def test_a_killed_server_takes_its_ranks_along_and_the_next_generation_runs(tmp_path, own_engine):
     engine = own_engine()
-    case = spark_case(engine, tmp_path)
+    case = spark_connect_case(engine, tmp_path)
     request, marks = case.request(seconds=300)
     backend = case.connect()
     handle = backend.submit(request, backend.mint(request, case.identity(request)))
@@ -178,10 +165,10 @@ def test_a_killed_server_takes_its_ranks_along_and_the_next_generation_runs(tmp_
     wait_for(lambda: not mentioning(str(engine.home)), 20, "workers and torchrun agents went away too")
     assert engine.running() is None
 
-    restarted = spark_case(own_engine(), tmp_path)
+    restarted = spark_connect_case(own_engine(), tmp_path)
     assert restarted.connect().poll(handle).state is RunState.LOST
     again, more_marks = dataclasses.replace(request, payload={**request.payload, "seconds": 0}), marks
-    words = [sys.executable, SUBMITTER, json.dumps(job_of(engine.url, again, generation=2))]
+    words = [sys.executable, SUBMITTER, json.dumps(job_of(restarted, again, generation=2))]
     output = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
     assert output.strip().splitlines()[-1] == f"result {json.dumps({'name': name, 'world_size': 2})}"
     assert more_marks.ranks() == [0, 0, 1, 1], "one run for each generation"
@@ -199,7 +186,7 @@ def test_a_run_longer_than_the_detached_timeout_lives_while_it_is_polled(tmp_pat
             "spark.connect.execute.reattachable.senderMaxStreamDuration": "4s",
         }
     )
-    case = spark_case(engine, tmp_path)
+    case = spark_connect_case(engine, tmp_path)
     backend = SparkConnectBackend(engine.url, read_timeout_seconds=2)
     polled, polled_marks = case.request(seconds=26)
     progress = tmp_path / polled.payload["name"] / "progress.json"

@@ -10,11 +10,39 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
-from deepspeed_provider.backends.base import RunRequest
+from deepspeed_provider.backends.base import RunRequest, RunState
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.operators.worker_kill import TaskView
+from deepspeed_provider.testing.memory_cluster import FakeBackend, FakeCluster
+from deepspeed_provider.testing.run_scripts import Script
 
-from operators.fake_backend import Crash, FakeBackend, FakeClock, FakeCluster
+SUCCESS = (RunState.PENDING, RunState.RUNNING, RunState.TERMINATING, RunState.SUCCEEDED)
+
+
+class Crash(BaseException):
+    """The process died here: nothing after this instruction happens in it."""
+
+
+@dataclass
+class FakeClock:
+    """Time that passes only by sleeping."""
+
+    now_s: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    async def asleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def cluster_of(*scripts: tuple[RunState, ...], **options: Any) -> FakeCluster:
+    """A cluster whose first runs take these states, one at each look; those after them succeed, step by step."""
+    first = [Script(states=states) for states in scripts]
+    return FakeCluster(scripts=first, default_script=Script(states=SUCCESS), **options)
 
 
 @dataclass
@@ -55,8 +83,8 @@ class FakeTaskOperator(DurableRunOperator):
     def get_base_uri(self) -> str:
         return "mem://runs"
 
-    def get_spark_ui_url(self) -> str | None:
-        return "http://spark.example:4040"
+    def get_links(self, record: Any) -> dict[str, str]:
+        return {"spark_ui_url": "http://spark.example:4040"}
 
     def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:
         payload = {"value": self.payload, "token": token, "output_uri": output_uri, "mlflow": mlflow_run_id}
@@ -70,7 +98,7 @@ class FakeTaskOperator(DurableRunOperator):
 class FakeTask:
     """One task instance in one dag run, executed again and again as Airflow would."""
 
-    cluster: FakeCluster = field(default_factory=FakeCluster)
+    cluster: FakeCluster = field(default_factory=cluster_of)
     clock: FakeClock = field(default_factory=FakeClock)
     store: FakeStateStore = field(default_factory=FakeStateStore)
     options: dict[str, Any] = field(default_factory=dict)

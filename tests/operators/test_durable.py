@@ -17,9 +17,10 @@ from airflow.sdk.exceptions import (
 )
 from deepspeed_provider.backends.base import BackendUnavailable, RunState
 from deepspeed_provider.errors import Failure, FailureKind, SpecError
+from deepspeed_provider.testing.memory_cluster import FakeCluster
+from deepspeed_provider.testing.run_scripts import Script, failure_file
 
-from operators.fake_backend import Crash, FakeCluster, failure_file
-from operators.fake_task import FakeTask, crash_at
+from operators.fake_task import Crash, FakeTask, cluster_of, crash_at
 
 TERMINAL = {"status": "terminal", "state": "SUCCEEDED", "message": ""}
 FOREVER = (RunState.RUNNING,)
@@ -97,7 +98,7 @@ def test_clearing_a_success_starts_anew(deferrable: bool) -> None:
 
 
 def test_a_retry_after_a_failure_starts_anew(deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.FAILED)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING, RunState.FAILED)))
     with pytest.raises(AirflowException):
         run_to_end(task, deferrable)
     assert run_to_end(task, deferrable)["generation"] == 2
@@ -115,7 +116,7 @@ def test_clearing_a_live_run_attaches_to_it() -> None:
 
 
 def test_clearing_with_restart_stops_the_live_run_first() -> None:
-    task = FakeTask(options={"on_clear": "restart"}, cluster=FakeCluster(scripts=[FOREVER], stop_polls=3))
+    task = FakeTask(options={"on_clear": "restart"}, cluster=cluster_of(FOREVER, stop_polls=3))
     with pytest.raises(TaskDeferred):
         task.execute(deferrable=True)
     assert run_to_retry(task) is None
@@ -135,7 +136,7 @@ def run_to_retry(task: FakeTask) -> None:
 
 
 def test_the_stored_identity_wins_over_a_changed_request() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 3 + (RunState.SUCCEEDED,)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING,) * 3 + (RunState.SUCCEEDED,)))
     with pytest.raises(TaskDeferred) as deferred:
         task.execute(deferrable=True, payload=1)
     assert task.resume(deferred.value, TERMINAL, payload=2)["generation"] == 1
@@ -150,14 +151,14 @@ def test_the_stored_identity_wins_over_a_changed_request() -> None:
     ],
 )
 def test_a_run_ended_by_the_platform_is_replaced_in_the_same_execution(script: Any, deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[script]))
+    task = FakeTask(cluster=cluster_of(script))
     assert run_to_end(task, deferrable)["generation"] == 2
     assert len(task.cluster.runs) == 2
 
 
 @pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.LOST, RunState.FAILED])
 def test_a_stored_result_is_a_success_whatever_the_platform_says(state: RunState, deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, state)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING, state)))
     task.cluster.on_call = lambda verb, moment: store_result(task)
     assert run_to_end(task, deferrable)["model_uri"] == "mem://m"
     assert len(task.cluster.runs) == 1
@@ -171,13 +172,13 @@ def store_result(task: FakeTask, **fields: Any) -> None:
 
 
 def test_another_runs_result_is_not_taken() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.LOST)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING, RunState.LOST)))
     task.cluster.on_call = lambda verb, moment: store_result(task, token="somebody else's")
     assert run_to_end(task, False)["generation"] == 2
 
 
 def test_replacing_ends_after_three_times(deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.LOST,)] * 10))
+    task = FakeTask(cluster=cluster_of(*[(RunState.LOST,)] * 10))
     with pytest.raises(AirflowException, match="after 3 replacements"):
         run_to_end(task, deferrable)
     assert len(task.cluster.runs) == 4
@@ -205,13 +206,13 @@ def test_a_run_that_started_and_was_lost_before_it_was_noted_is_replaced() -> No
 
 
 def test_an_unreachable_cluster_is_asked_again(deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(outage=25))
+    task = FakeTask(cluster=cluster_of(outage=25))
     assert run_to_end(task, deferrable)["generation"] == 1
     assert len(task.cluster.runs) == 1
 
 
 def test_an_unreachable_cluster_is_fatal_at_the_deadline() -> None:
-    task = FakeTask(cluster=FakeCluster(outage=10**6), options={"timeout": timedelta(minutes=5)})
+    task = FakeTask(cluster=cluster_of(outage=10**6), options={"timeout": timedelta(minutes=5)})
     with pytest.raises(AirflowException, match="does not answer") as caught:
         run_to_end(task, False)
     assert type(caught.value) is AirflowException  # the retry, which finds it, stops it
@@ -219,7 +220,7 @@ def test_an_unreachable_cluster_is_fatal_at_the_deadline() -> None:
 
 
 def test_a_run_that_was_unreachable_at_its_deadline_is_stopped_by_the_retry() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"timeout": timedelta(minutes=5)})
+    task = FakeTask(cluster=cluster_of(FOREVER), options={"timeout": timedelta(minutes=5)})
 
     def no_answer_to_the_first_try(verb: str, moment: str) -> None:
         if task.try_number == 1 and verb == "poll" and moment == "before":
@@ -235,7 +236,7 @@ def test_a_run_that_was_unreachable_at_its_deadline_is_stopped_by_the_retry() ->
 
 
 def test_clearing_gives_a_live_run_a_new_deadline() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"timeout": timedelta(minutes=5)})
+    task = FakeTask(cluster=cluster_of(FOREVER), options={"timeout": timedelta(minutes=5)})
     with pytest.raises(TaskDeferred):
         task.execute(deferrable=True)
     task.clock.sleep(1000)
@@ -264,7 +265,7 @@ def test_an_odd_answer_is_forgiven_until_it_repeats(times: int, fatal: bool) -> 
 
 
 def test_the_deadline_cancels_watches_and_fails_without_a_retry(deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER], stop_polls=3), options={"timeout": timedelta(minutes=5)})
+    task = FakeTask(cluster=cluster_of(FOREVER, stop_polls=3), options={"timeout": timedelta(minutes=5)})
     if deferrable:
         with pytest.raises(TaskDeferred) as deferred:
             task.execute(deferrable=True)
@@ -283,7 +284,7 @@ def test_the_deadline_cancels_watches_and_fails_without_a_retry(deferrable: bool
 
 def test_a_run_that_finishes_while_it_is_stopped_at_the_deadline_is_a_success() -> None:
     task = FakeTask(
-        cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 8 + (RunState.SUCCEEDED,)]),
+        cluster=cluster_of((RunState.RUNNING,) * 8 + (RunState.SUCCEEDED,)),
         options={"timeout": timedelta(minutes=1), "poll_interval": 10.0},
     )
     task.cluster.on_call = lambda verb, moment: store_result(task) if verb == "cancel" and moment == "before" else None
@@ -291,7 +292,7 @@ def test_a_run_that_finishes_while_it_is_stopped_at_the_deadline_is_a_success() 
 
 
 def test_a_run_that_does_not_stop_is_said_loudly() -> None:
-    cluster = FakeCluster(scripts=[FOREVER], stop_polls=10**6)
+    cluster = cluster_of(FOREVER, stop_polls=10**6)
     task = FakeTask(cluster=cluster, options={"timeout": timedelta(minutes=1)})
     with pytest.raises(AirflowException, match="did not stop within 120 s"):
         task.execute()
@@ -330,7 +331,7 @@ def test_a_run_that_does_not_stop_is_said_loudly() -> None:
     ],
 )
 def test_a_failure_is_told_with_its_cause(files: Any, exception: type, text: str, deferrable: bool) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING, RunState.FAILED)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING, RunState.FAILED)))
 
     def write(verb: str, moment: str) -> None:
         if task.record:
@@ -346,14 +347,14 @@ def test_a_failure_is_told_with_its_cause(files: Any, exception: type, text: str
 
 
 def test_a_failed_operation_that_was_a_cancellation_is_replaced() -> None:
-    cluster = FakeCluster(scripts=[(RunState.FAILED,)])
-    cluster.failure = Failure(kind=FailureKind.CANCELLED, message="cancelled", evidence="operation error")
+    cancelled = Failure(kind=FailureKind.CANCELLED, message="cancelled", evidence="operation error")
+    cluster = FakeCluster(scripts=[Script(states=(RunState.FAILED,), failure=cancelled)])
     assert run_to_end(FakeTask(cluster=cluster), False)["generation"] == 2
 
 
 @pytest.mark.parametrize(("policy", "cancels"), [("cancel", 1), ("detach", 0)])
 def test_a_worker_told_to_end(policy: str, cancels: int) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), options={"on_worker_kill": policy})
+    task = FakeTask(cluster=cluster_of(FOREVER), options={"on_worker_kill": policy})
     sleeps = []
 
     def sleep(seconds: float) -> None:
@@ -373,7 +374,7 @@ def test_a_worker_told_to_end(policy: str, cancels: int) -> None:
 
 
 def test_a_kill_while_submitting_leaves_nothing_alive() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    task = FakeTask(cluster=cluster_of(FOREVER))
     task.cluster.on_call = lambda verb, moment: (
         task.operator.on_kill() if (verb, moment) == ("submit", "before") else None
     )
@@ -384,7 +385,7 @@ def test_a_kill_while_submitting_leaves_nothing_alive() -> None:
 
 
 def test_after_a_kill_the_next_try_replaces_the_cancelled_run() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    task = FakeTask(cluster=cluster_of(FOREVER))
     task.cluster.on_call = lambda verb, moment: (
         task.operator.on_kill() if (verb, moment) == ("submit", "after") else None
     )
@@ -403,7 +404,7 @@ def test_after_a_kill_the_next_try_replaces_the_cancelled_run() -> None:
     ],
 )
 def test_a_deferral_that_failed(error: str, last_try: bool, exception: type, cancels: int) -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.RUNNING,) * 5 + (RunState.SUCCEEDED,)]))
+    task = FakeTask(cluster=cluster_of((RunState.RUNNING,) * 5 + (RunState.SUCCEEDED,)))
     with pytest.raises(TaskDeferred):
         task.execute(deferrable=True)
     task.try_number = task.max_tries + 1 if last_try else 1
@@ -428,7 +429,7 @@ def test_an_unexpected_error_leaves_no_run_unwatched(
     last_try: bool, error: Exception, alive: int, deferrable: bool
 ) -> None:
     """The attempt that finds the run alive cannot go on with it."""
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    task = FakeTask(cluster=cluster_of(FOREVER))
     with pytest.raises(TaskDeferred):
         task.execute(deferrable=True)
     operator = task.new_operator(deferrable=deferrable)
@@ -445,7 +446,7 @@ def test_an_unexpected_error_leaves_no_run_unwatched(
 
 
 def test_an_error_is_not_hidden_by_a_cluster_that_cannot_be_reached_for_the_cancel() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), retries=0, max_tries=0)
+    task = FakeTask(cluster=cluster_of(FOREVER), retries=0, max_tries=0)
     with pytest.raises(TaskDeferred):
         task.execute(deferrable=True)
     operator = task.new_operator()
@@ -455,7 +456,7 @@ def test_an_error_is_not_hidden_by_a_cluster_that_cannot_be_reached_for_the_canc
 
 
 def test_a_trigger_that_cannot_watch_is_tried_three_times() -> None:
-    task = FakeTask(cluster=FakeCluster(scripts=[FOREVER]), retries=0, max_tries=0)
+    task = FakeTask(cluster=cluster_of(FOREVER), retries=0, max_tries=0)
     error = {"status": "error", "state": None, "message": "ImportError: x"}
     with pytest.raises(TaskDeferred) as deferred:
         task.execute(deferrable=True)
@@ -476,6 +477,7 @@ def test_the_trigger_gets_every_setting() -> None:
     assert kwargs == {
         "handle": task.record["handle"],
         "spark_connect_conn_id": "mine",
+        "databricks_conn_id": None,
         "task": {"dag_id": "dag", "run_id": "manual__1", "task_id": "train", "map_index": -1},
         "deadline_s": task.clock.now_s + 3600,
         "poll_interval_s": 7.0,

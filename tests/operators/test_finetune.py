@@ -11,10 +11,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from deepspeed_provider.operators.finetune import ENTRY, DeepSpeedEvaluateOperator, DeepSpeedFineTuneOperator
 from deepspeed_provider.planning import Hardware
 from deepspeed_provider.spec import FineTuneSpec
+from deepspeed_provider.testing.memory_cluster import FakeBackend, FakeCluster
 from deepspeed_provider.training.plan import TrainingPlan
 
-from operators.fake_backend import FakeBackend, FakeClock, FakeCluster
-from operators.fake_task import FakeTask
+from operators.fake_task import FakeClock, FakeTask, cluster_of
 
 SPEC = FineTuneSpec(model="m", ranks=2, max_steps=3, effective_batch_size=4, evaluation_rows=9).to_params()
 DATASET = {"dataset_uri": "mem://data", "rows": {}}
@@ -32,8 +32,8 @@ class OnFakeCluster:
     def get_base_uri(self) -> str:
         return "mem://runs"
 
-    def get_spark_ui_url(self) -> None:
-        return None
+    def get_links(self, record: Any) -> dict[str, str]:
+        return {}
 
     def get_hardware(self, spec: FineTuneSpec) -> Hardware:
         return Hardware(gpus_per_node=spec.ranks, use_gpu=False)
@@ -144,6 +144,6 @@ def test_nothing_secret_is_in_what_is_stored() -> None:
 def test_a_failed_task_says_where_to_look() -> None:
     from deepspeed_provider.backends.base import RunState
 
-    task = FakeTask(cluster=FakeCluster(scripts=[(RunState.FAILED,)]))
+    task = FakeTask(cluster=cluster_of((RunState.FAILED,)))
     with pytest.raises(AirflowException, match="generation 1; files: mem://runs/dag/train/"):
         run(FineTune(task_id="train", spec=SPEC, dataset=DATASET), task)

@@ -22,8 +22,7 @@ from deepspeed_provider.operators.worker_kill import (
 from deepspeed_provider.runs.record import OnClear, Outcome
 from deepspeed_provider.triggers.task_states import TERMINAL_TASK_STATES
 
-from operators.fake_backend import FakeCluster
-from operators.fake_task import FakeTask
+from operators.fake_task import FakeTask, cluster_of
 
 FOREVER = (RunState.RUNNING,)
 CANCEL, LEAVE = True, False
@@ -138,7 +137,7 @@ def test_a_look_that_fails_is_no_answer() -> None:
 
 @pytest.fixture
 def task() -> Iterator[FakeTask]:
-    return FakeTask(cluster=FakeCluster(scripts=[FOREVER]))
+    return FakeTask(cluster=cluster_of(FOREVER))
 
 
 def kill_while_waiting(task: FakeTask, view: TaskView | None, **options: Any) -> RecordingTracker:
@@ -168,7 +167,7 @@ def test_clearing_a_running_task_attaches_to_its_run(task: FakeTask) -> None:
     assert kill_while_waiting(task, CLEARED).ended == []
     assert (task.cluster.cancels, task.cluster.alive) == (0, 1)
     task.clear()
-    task.cluster.runs[task.record["handle"]["token"]].script = [RunState.RUNNING, RunState.SUCCEEDED]
+    task.cluster.runs[task.record["handle"]["token"]].states = [RunState.RUNNING, RunState.SUCCEEDED]
     assert task.execute()["generation"] == 1
     assert len(task.cluster.runs) == 1
 

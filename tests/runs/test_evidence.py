@@ -8,9 +8,9 @@ import json
 import pytest
 from deepspeed_provider.errors import FailureKind
 from deepspeed_provider.runs import evidence
+from deepspeed_provider.testing.run_scripts import failure_file
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.fake_backend import failure_file
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from deepspeed_provider.backends.base import RunHandle, RunIdentity, RunRequest, RunState
 from deepspeed_provider.runs.tracking import MlflowTracker, mlflow_client
+from deepspeed_provider.testing.memory_cluster import FakeBackend, FakeCluster, FakeRun
+from deepspeed_provider.testing.run_scripts import Script
 from deepspeed_provider.triggers.run import MAX_POLL_ERRORS, DurableRunTrigger
-from operators.fake_backend import FakeBackend, FakeClock, FakeCluster, FakeRun
+from operators.fake_task import FakeClock
 
 TASK = {"dag_id": "dag", "run_id": "r", "task_id": "train", "map_index": -1}
 REQUEST = RunRequest(entry="m:f", payload={}, code=(), output_uri="mem://o")
@@ -41,7 +43,7 @@ def make_trigger(cluster: FakeCluster, clock: FakeClock | None = None, **options
 
 def cluster_with(*script: RunState, **options: Any) -> FakeCluster:
     cluster = FakeCluster(**options)
-    cluster.runs[HANDLE.token] = FakeRun(request=REQUEST, script=list(script))
+    cluster.runs[HANDLE.token] = FakeRun(request=REQUEST, script=Script(states=script))
     return cluster
 
 

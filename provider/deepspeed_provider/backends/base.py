@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class RunRequest:
         output_uri: folder URI of this run, reachable from the cluster. Ranks write
             ``progress.json``, ``failure-rank<N>.json`` and ``result.json`` there.
         environment: extra environment variables of the ranks; no secrets.
+        name: for people who look at the cluster's own list of runs.
+        timeout_s: after which the platform itself should stop the run, should nobody else be left to do it.
     """
 
     entry: str
@@ -42,6 +44,8 @@ class RunRequest:
     use_gpu: bool = True
     deepspeed_config: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    timeout_s: float | None = None
 
     @property
     def world_size(self) -> int:
@@ -111,6 +115,8 @@ class RunState(StrEnum):
     CANCELLED = "CANCELLED"
     LOST = "LOST"
     """The cluster holds no such run: it never arrived, or was lost with its server."""
+    UNSEEN = "UNSEEN"
+    """Nothing of it is alive, and only submitting it again, which is idempotent, tells whether it ever arrived."""
 
     @property
     def terminal(self) -> bool:
@@ -122,6 +128,8 @@ class RunStatus:
     state: RunState
     detail: str = ""
     """What the platform calls the state, and its message where it has one."""
+    by_person: bool = False
+    """Of a cancelled run: somebody asked for it, rather than the platform. That somebody may be us."""
 
 
 class BackendUnavailable(Exception):
@@ -158,4 +166,13 @@ class Backend(Protocol):
 
     def read_texts(self, uri_pattern: str) -> dict[str, str]:
         """Small text files that match a glob URI, read by the cluster: file name to text."""
+        ...
+
+
+@runtime_checkable
+class PolledInLoops(Protocol):
+    """A backend that is polled without a thread."""
+
+    async def apoll(self, handle: RunHandle) -> RunStatus:
+        """``Backend.poll`` of a run that was submitted, in an event loop."""
         ...

@@ -16,8 +16,9 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepspeed_provider.backends.base import (
     BackendUnavailable,
@@ -31,6 +32,9 @@ from deepspeed_provider.backends.cluster_texts import NoFreeTaskSlot, read_texts
 from deepspeed_provider.backends.connect_wire import CLIENT_TYPE, ConnectWire, WireError
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 from deepspeed_provider.training.code_archive import build_code_archive, training_code
+
+if TYPE_CHECKING:
+    from deepspeed_provider.training.prepare import PrepareSettings
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +175,17 @@ class SparkConnectBackend:
         with self._session(str(uuid.uuid4()), release=True) as spark:
             yield spark
 
+    def prepare_dataset(self, spark: Any, settings: PrepareSettings) -> dict[str, Any]:
+        """Prepares a data set in a session of ``session()``; its manifest, with ``dataset_uri``.
+
+        ``settings.output_uri`` is the folder of all data sets. Equal requests on equal data share one in it; an
+        edited source never meets the old one. Raises ``DatasetError``.
+        """
+        from deepspeed_provider.training.prepare import dataset_digest, prepare
+
+        folder = f"{settings.output_uri}/{dataset_digest(spark, settings)}"
+        return {**prepare(spark, replace(settings, output_uri=folder)), "dataset_uri": folder}
+
     def _poll_ending(self, wire: ConnectWire, handle: RunHandle) -> RunStatus:
         """Judges an operation that has ended on the server but whose responses nobody has read.
 
@@ -299,7 +314,6 @@ def _with_code(task: Any, archive: str, environment: dict[str, str], use_gpu: bo
 
     def staged_task(batches: Any) -> Any:
         import os
-        import re
         import sys
 
         code = [path for path in sys.path if path.rstrip("/").endswith(archive)]
@@ -315,17 +329,9 @@ def _with_code(task: Any, archive: str, environment: dict[str, str], use_gpu: bo
         try:
             yield from task(batches)
         except RuntimeError as error:
-            output = str(error).partition("included below: ")[2] or str(error)
-            # The end of the first traceback, with torchrun's "[rank0]: " before it or without; after
-            # it come torchrun's own traceback and report. A killed rank leaves only the report.
-            ends = re.findall(
-                r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b.*)$", output, re.M
-            )
-            own = [line for line in ends if "ChildFailedError" not in line]
-            cause = own[-1] if own else " ".join(re.findall(r"^\s*(?:exitcode|traceback)\s*:.*$", output, re.M))
-            raise RuntimeError(
-                f"rank {os.environ.get('RANK')} failed: {cause or output[-500:]}\n{output[-6000:]}"
-            ) from None
+            from deepspeed_provider.training.rank_output import retold
+
+            raise retold(error, os.environ.get("RANK")) from None
         finally:
             for name, value in before.items():
                 if value is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,14 @@ class Server:
     """How many training processes fit side by side, where known."""
 
 
+def connect(server: Server) -> SparkConnectBackend:
+    """Runs on the server; nothing is sent yet."""
+    require_one_client(installed_clients())
+    from deepspeed_provider.backends.spark_connect import SparkConnectBackend
+
+    return SparkConnectBackend(server.url, user_id=server.user_id)
+
+
 class SparkConnectHook(BaseHook):
     """Finds the Spark Connect server of a connection.
 
@@ -49,6 +58,9 @@ class SparkConnectHook(BaseHook):
     default_conn_name = "spark_connect_default"
     conn_type = "spark_connect"
     hook_name = "Spark Connect"
+
+    make_backend: Callable[[Server], SparkConnectBackend] = staticmethod(connect)
+    """Replaced by tests that have a cluster of their own."""
 
     def __init__(self, spark_connect_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -91,10 +103,10 @@ class SparkConnectHook(BaseHook):
         return (await self.aget_server()).url
 
     def get_backend(self) -> SparkConnectBackend:
-        return _backend(self.get_server())
+        return self.make_backend(self.get_server())
 
     async def aget_backend(self) -> SparkConnectBackend:
-        return _backend(await self.aget_server())
+        return self.make_backend(await self.aget_server())
 
     def get_conn(self) -> SparkConnectBackend:
         return self.get_backend()
@@ -185,13 +197,6 @@ def installed_clients() -> set[str]:
             continue
         found.add(name)
     return found
-
-
-def _backend(server: Server) -> SparkConnectBackend:
-    require_one_client(installed_clients())
-    from deepspeed_provider.backends.spark_connect import SparkConnectBackend
-
-    return SparkConnectBackend(server.url, user_id=server.user_id)
 
 
 def _means_embedded(connection: Any) -> bool:

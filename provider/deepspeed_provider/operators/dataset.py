@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from deepspeed_provider.spec import FineTuneSpec
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from deepspeed_provider.backends.spark_connect import SparkConnectBackend
 
 # Airflow kills a worker's task 5 s after asking it to end: interrupted work has most of that to clean up behind
 # itself, which is work on the cluster too.
@@ -108,7 +109,7 @@ class PrepareDatasetOperator(BaseOperator):
         self._left_session: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings, dataset_digest, prepare
+        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings
 
         try:
             spec = FineTuneSpec.from_params(self.spec)
@@ -128,17 +129,13 @@ class PrepareDatasetOperator(BaseOperator):
             cache_uri=f"{base_uri}/cache",
         )
         try:
-            with self._interruptible(hook) as spark:
-                # Equal requests on equal data share a folder; an edited source never meets the old one.
-                folder = f"{settings.output_uri}/{dataset_digest(spark, settings)}"
-                settings = dataclasses.replace(settings, output_uri=folder)
-                manifest = prepare(spark, settings)
+            with self._interruptible(hook) as (backend, spark):
+                manifest = backend.prepare_dataset(spark, settings)
         except DatasetError as error:
             raise AirflowFailException(str(error)) from error
-        self.log.info(
-            "Data set %s: %s rows, fingerprint %s", settings.output_uri, manifest["rows"], manifest["fingerprint"]
-        )
-        return {**manifest, "dataset_uri": settings.output_uri}
+        uri, rows, fingerprint = (manifest[name] for name in ("dataset_uri", "rows", "fingerprint"))
+        self.log.info("Data set %s: %s rows, fingerprint %s", uri, rows, fingerprint)
+        return manifest
 
     def on_kill(self) -> None:
         """Interrupts the Spark work. Called in between any two instructions of the main thread.
@@ -152,15 +149,16 @@ class PrepareDatasetOperator(BaseOperator):
             threading.Thread(target=self._interrupt, args=interrupted, name="interrupt", daemon=True).start()
 
     @contextmanager
-    def _interruptible(self, hook: SparkConnectHook) -> Iterator[Any]:
-        """A session whose work ``on_kill`` interrupts."""
+    def _interruptible(self, hook: SparkConnectHook) -> Iterator[tuple[SparkConnectBackend, Any]]:
+        """The cluster, and a session whose work ``on_kill`` interrupts."""
         self._left_session = left_session = threading.Event()
         try:
-            with hook.get_backend().session() as spark:
+            backend = hook.get_backend()
+            with backend.session() as spark:
                 self._spark = spark
                 if self._killed:
                     raise AirflowException(INTERRUPTED)
-                yield spark
+                yield backend, spark
         except AirflowException:
             raise
         except Exception as error:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
-from deepspeed_provider.backends.base import Backend, RunRequest, RunState
+from deepspeed_provider.backends.base import Backend, RunHandle, RunRequest, RunState
+from deepspeed_provider.backends.jobs_body import JobSettings, job_settings
 from deepspeed_provider.errors import Failure, SpecError
+from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
-from deepspeed_provider.links import MLFLOW_URL_KEY, SPARK_UI_URL_KEY, MlflowRunLink, SparkUiLink
+from deepspeed_provider.links import MLFLOW_URL_KEY, DatabricksRunLink, MlflowRunLink, SparkUiLink
 from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
 from deepspeed_provider.operators.worker_kill import (
     STOP_BOUND_SECONDS,
@@ -55,8 +58,14 @@ class DurableRunOperator(BaseOperator):
 
     :param spark_connect_conn_id: connection of type ``spark_connect``; the embedded engine where the default one is
         not defined.
+    :param databricks_conn_id: instead, Airflow's own connection of type ``databricks``: the run goes through the
+        workspace's Jobs API.
+    :param job: how a run is submitted there, by the fields of
+        :class:`~deepspeed_provider.backends.jobs_body.JobSettings`: ``cluster`` or ``existing_cluster_id``,
+        ``libraries``, ``code_folder`` (default: ``code`` below the base folder), ``queue``, ``run_fields`` (``run_as``,
+        ``access_control_list``, ``email_notifications``, ``budget_policy_id``, …), ``task_fields``, ``cluster_fields``.
     :param base_uri: folder under which runs leave their files, reachable from the cluster. Default: the
-        connection's.
+        connection's; through the Jobs API a folder of a Volume has to be given.
     :param deferrable: wait in the triggerer instead of on a worker.
     :param poll_interval: seconds between two looks at the run.
     :param timeout: after this time the run is cancelled and the task fails, without a retry. Kept by us
@@ -72,8 +81,10 @@ class DurableRunOperator(BaseOperator):
     :param experiment: MLflow experiment; default: the dag's id.
     """
 
-    operator_extra_links = (MlflowRunLink(), SparkUiLink())
-    template_fields: Sequence[str] = ("spark_connect_conn_id", "base_uri", "tracking_uri", "experiment")
+    operator_extra_links = (MlflowRunLink(), SparkUiLink(), DatabricksRunLink())
+    template_fields: Sequence[str] = (
+        *("spark_connect_conn_id", "databricks_conn_id", "job", "base_uri", "tracking_uri", "experiment"),
+    )
 
     clock: Callable[[], float] = staticmethod(time.time)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
@@ -82,6 +93,8 @@ class DurableRunOperator(BaseOperator):
         self,
         *,
         spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
+        databricks_conn_id: str | None = None,
+        job: Mapping[str, Any] | None = None,
         base_uri: str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poll_interval: float = 10.0,
@@ -98,6 +111,8 @@ class DurableRunOperator(BaseOperator):
         if on_clear not in list(OnClear):
             raise ValueError(f"on_clear = {on_clear!r}: should be 'attach' or 'restart'.")
         self.spark_connect_conn_id = spark_connect_conn_id
+        self.databricks_conn_id = databricks_conn_id
+        self.job = job
         self.base_uri = base_uri
         self.deferrable = deferrable
         self.poll_interval = poll_interval
@@ -107,6 +122,8 @@ class DurableRunOperator(BaseOperator):
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._backend: Backend | None = None
+        self._announced: RunHandle | None = None
+        self._told: dict[str, str] = {}
         self._record: RunRecord | None = None
         self._tracker: Tracker = NoTracker()
         self._kill: WorkerKill | None = None
@@ -151,15 +168,26 @@ class DurableRunOperator(BaseOperator):
         elif self._kill is not None:
             self._kill.start()
 
+    def get_platform(self) -> Platform:
+        """Where the run goes."""
+        settings = self.get_job_settings() if self.databricks_conn_id else None
+        return platform_of(self.spark_connect_conn_id, self.databricks_conn_id, settings)
+
+    def get_job_settings(self) -> JobSettings:
+        """How a run is submitted to a workspace. Raises :class:`SpecError`."""
+        return job_settings({"code_folder": f"{self.get_base_uri()}/code", **(self.job or {})})
+
     def get_backend(self) -> Backend:
-        return SparkConnectHook(self.spark_connect_conn_id).get_backend()
+        return self.get_platform().get_backend()
 
     def get_base_uri(self) -> str:
         """Where runs leave their files."""
-        return (self.base_uri or SparkConnectHook(self.spark_connect_conn_id).get_base_uri()).rstrip("/")
+        place = self.base_uri or platform_of(self.spark_connect_conn_id, self.databricks_conn_id).get_base_uri()
+        return place.rstrip("/")
 
-    def get_spark_ui_url(self) -> str | None:
-        return SparkConnectHook(self.spark_connect_conn_id).ui_url
+    def get_links(self, record: RunRecord) -> dict[str, str]:
+        """Addresses for people, by the XCom that a link reads."""
+        return self.get_platform().get_links(self._backend or self.get_backend(), record.handle)
 
     def get_tracking_uri(self) -> str | None:
         """The MLflow server, or None for no tracking."""
@@ -223,10 +251,9 @@ class DurableRunOperator(BaseOperator):
         self._announce(context, record)
         while True:
             step = driver.step(job, record)
+            self._announce(context, step.record)
             if isinstance(step, Finished):
                 return self._succeed(step)
-            if step.record.generation != record.generation:
-                self._announce(context, step.record)
             record = step.record
             if self.deferrable:
                 self._defer(context, job.tracker, record, trigger_errors)
@@ -303,6 +330,7 @@ class DurableRunOperator(BaseOperator):
             trigger=DurableRunTrigger(
                 handle=record.handle.to_json(),
                 spark_connect_conn_id=self.spark_connect_conn_id,
+                databricks_conn_id=self.databricks_conn_id,
                 task=task_key(context["ti"]),
                 deadline_s=record.deadline_s,
                 poll_interval_s=self.poll_interval,
@@ -318,14 +346,17 @@ class DurableRunOperator(BaseOperator):
         ti, key = context["ti"], task_key(context["ti"])
         folder = f"{self.get_base_uri()}/{ti.dag_id}/{ti.task_id}"
 
+        timeout_s = None if self.timeout is None else self.timeout.total_seconds()
+
         def build(token: str, mlflow_run_id: str | None) -> RunRequest:
-            return self.build_request(token, f"{folder}/{token[:16] or 'draft'}", mlflow_run_id)
+            request = self.build_request(token, f"{folder}/{token[:16] or 'draft'}", mlflow_run_id)
+            return replace(request, name=f"{ti.dag_id} {ti.task_id} {ti.run_id}", timeout_s=timeout_s)
 
         return Job(
             key="\n".join((ti.dag_id, ti.run_id, ti.task_id, str(key["map_index"]))),
             build=build,
             tracker=self.get_tracker(context),
-            timeout_s=None if self.timeout is None else self.timeout.total_seconds(),
+            timeout_s=timeout_s,
             max_tries=ti.max_tries,
             on_clear=OnClear(self.on_clear),
         )
@@ -345,15 +376,26 @@ class DurableRunOperator(BaseOperator):
         return self._backend
 
     def _announce(self, context: Context, record: RunRecord) -> None:
-        """Addresses for people, before anything can fail."""
+        """Addresses for people, as soon as each is known."""
         self._record = record
-        ti = context["ti"]
-        if record.mlflow_url:
-            self.log.info("MLflow run: %s", record.mlflow_url)
-            ti.xcom_push(key=MLFLOW_URL_KEY, value=record.mlflow_url)
-        if spark_ui_url := self.get_spark_ui_url():
-            ti.xcom_push(key=SPARK_UI_URL_KEY, value=spark_ui_url)
-        self.log.info("Files of the run: %s", record.handle.output_uri)
+        if record.handle == self._announced:
+            return
+        if self._announced is None or record.handle.output_uri != self._announced.output_uri:
+            self.log.info("Files of the run: %s", record.handle.output_uri)
+        self._announced = record.handle
+        mlflow = {MLFLOW_URL_KEY: record.mlflow_url} if record.mlflow_url else {}
+        for key, url in {**mlflow, **self._known_links(record)}.items():
+            if self._told.get(key) != url:
+                self._told[key] = url
+                self.log.info("%s: %s", key.removesuffix("_url").replace("_", " "), url)
+                context["ti"].xcom_push(key=key, value=url)
+
+    def _known_links(self, record: RunRecord) -> dict[str, str]:
+        try:
+            return self.get_links(record)
+        except Exception as error:  # noqa: BLE001  (links are for people; the run does not depend on them)
+            self.log.warning("No link to the run: %s", error)
+            return {}
 
     def _succeed(self, step: Finished) -> Any:
         self._record = step.record

@@ -55,6 +55,7 @@ class RunDriver:
         self._stop_poll_s = stop_poll_s
         self._connected: Backend | None = None
         self._unsent: str | None = None
+        self._seen_alive = False
         self._odd_answers = 0
 
     @property
@@ -70,6 +71,8 @@ class RunDriver:
             new_execution: a try of its own, with its own count of replacements; False goes on with one
                 that was deferred.
         """
+        # A run that was cancelled before this execution began was cancelled by what the execution follows.
+        self._seen_alive = not new_execution
         record = self._store.load()
         first = opening(record, max_tries=job.max_tries, on_clear=job.on_clear)
         if record is None or first is Opening.MINT:
@@ -130,7 +133,7 @@ class RunDriver:
                     self.backend.cancel(record.handle)
                     asked = True
                 state = self.backend.poll(record.handle).state
-                if state.terminal:
+                if state.terminal or state is RunState.UNSEEN:
                     return state
             except BackendUnavailable as error:
                 self._connected = None
@@ -195,7 +198,9 @@ class RunDriver:
         if self._unsent == record.handle.token:
             return self._submit(job, record)
         status = self._poll(record)
-        if record.phase is Phase.MINTED and status.state is not RunState.LOST:
+        arrived = status.state not in (RunState.LOST, RunState.UNSEEN)
+        self._seen_alive |= arrived and not status.state.terminal
+        if record.phase is Phase.MINTED and arrived:
             record = record.submitted()  # It had arrived, though its submitter did not live to note it.
             self._store.save(record)
         stored, started = self._look(record, status.state)
@@ -205,6 +210,7 @@ class RunDriver:
             now_s=self._clock(),
             has_stored_result=stored is not None,
             has_started=started,
+            by_person=status.by_person and self._seen_alive,
         )
         self._checkpoint(record)
         if action is Verdict.WAIT:
@@ -226,6 +232,8 @@ class RunDriver:
             return self._replace(job, record, status)
         if action is Verdict.DIAGNOSE:
             return self._diagnose(job, record, status)
+        if action is Verdict.ACCEPT:
+            raise self._fail(job, record, _cancelled(status), Outcome.CANCELLED)
         if action is Verdict.OVERDUE:
             raise self._fail(job, record, _overdue(), Outcome.OVERDUE)
         raise self._fail(job, record, _given_up(record, status), Outcome.FAILED)
@@ -326,6 +334,14 @@ def _overdue() -> Failure:
         kind=FailureKind.CANCELLED,
         message="the deadline has passed; the run was cancelled and has stopped",
         evidence="deadline",
+    )
+
+
+def _cancelled(status: RunStatus) -> Failure:
+    return Failure(
+        kind=FailureKind.CANCELLED,
+        message=f"somebody cancelled the run on the cluster ({status.detail or status.state})",
+        evidence="run state",
     )
 
 

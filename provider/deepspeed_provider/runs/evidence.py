@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepspeed_provider.errors import Failure, FailureKind
-
-DETAIL_LINES = 20
+from deepspeed_provider.backends import rank_failures
+from deepspeed_provider.errors import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,38 +63,8 @@ def read_result(texts: Iterable[str], token: str) -> dict[str, Any] | None:
 
 
 def cause(files: Mapping[str, str]) -> Failure | None:
-    """The failure that came first among the ranks' failure files.
-
-    A rank whose peer has died reports a broken or timed-out collective, sometimes before the peer's own
-    file: such echoes lose against any real cause.
-    """
-    records = [record for text in files.values() if isinstance((record := _json_object(text)).get("kind"), str)]
-    if not records:
-        return None
-    first = min(records, key=lambda record: (_is_echo(record), _number(record.get("time"), float("inf"))))
-    kind = first["kind"] if first["kind"] in FailureKind.__members__ else FailureKind.UNKNOWN
-    name, message = first.get("type"), str(first.get("message") or "no message")
-    return Failure(
-        kind=FailureKind(kind),
-        message=f"{name}: {message}" if name and not message.startswith(str(name)) else message,
-        evidence=f"failure file of rank {first.get('rank', '?')}",
-        rank=first.get("rank"),
-        step=first.get("step"),
-        detail=last_lines(str(first.get("traceback") or "")),
-    )
-
-
-def last_lines(text: str, count: int = DETAIL_LINES) -> str:
-    """The last ``count`` lines of a text."""
-    return "\n".join(text.rstrip().splitlines()[-count:])
-
-
-def _is_echo(record: Mapping[str, Any]) -> bool:
-    return record["kind"] == FailureKind.TRANSIENT or record.get("type") == "AlreadyStarted"
-
-
-def _number(value: Any, default: float) -> float:
-    return float(value) if isinstance(value, (int, float)) else default
+    """The cause among the ranks' failure files. A half-written file is no news."""
+    return rank_failures.cause(_json_object(text) for text in files.values())
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class Verdict(StrEnum):
     REPLACE = "replace"
     GIVE_UP = "give up"
     """Lost or cancelled by the platform once too often."""
+    ACCEPT = "accept"
+    """A person has cancelled it on the cluster."""
     OVERDUE = "overdue"
 
 
@@ -135,6 +137,7 @@ def verdict(
     now_s: float,
     has_stored_result: bool = False,
     has_started: bool = False,
+    by_person: bool = False,
     max_replacements: int = MAX_REPLACEMENTS,
 ) -> Verdict:
     """What to do with a run in ``state``.
@@ -144,7 +147,10 @@ def verdict(
             a success, as a platform may lose a run whose work is done.
         has_started: a rank has left a mark of its start. Tells a run that never arrived from one that was
             lost before its submission was noted.
+        by_person: it was cancelled on the cluster while somebody here waited for it.
     """
+    if state is RunState.UNSEEN:
+        return Verdict.OVERDUE if record.overdue(now_s) else Verdict.SUBMIT
     if not state.terminal:
         return Verdict.STOP if record.overdue(now_s) else Verdict.WAIT
     if state is RunState.SUCCEEDED or has_stored_result:
@@ -153,6 +159,8 @@ def verdict(
         return Verdict.DIAGNOSE
     if record.overdue(now_s):
         return Verdict.OVERDUE
+    if by_person and state is RunState.CANCELLED:
+        return Verdict.ACCEPT
     if state is RunState.LOST and record.phase is Phase.MINTED and not has_started:
         return Verdict.SUBMIT
     return Verdict.REPLACE if record.replacements < max_replacements else Verdict.GIVE_UP

@@ -16,25 +16,39 @@ STATES: Final[Mapping[Phase, str]] = {
     Phase.TERMINATING: "TERMINATING",
     Phase.ENDED: "TERMINATED",
 }
-EVENTS_A_PAGE: Final = 50
+# databricks/cli testserver: not shown by ``clusters/get``.
+_NOT_ECHOED: Final = ("apply_policy_default_values",)
 
 
 def attempts_by_cluster(runs: Iterable[Run], now_ms: int) -> dict[str, tuple[Run, str, Attempt]]:
-    """Every cluster that a run got, with the run, the task's key and the attempt."""
-    found = {}
-    for run in runs:
-        for task in run.course(now_ms).tasks:
-            for attempt in task.attempts:
-                if (task.key, attempt.number) in run.attempt_ids and attempt.phase(now_ms) is not Phase.QUEUED:
-                    found[run.cluster_id(task.key, attempt.number)] = (run, task.key, attempt)
-    return found
+    """Every cluster that was made for a run, with the run, the task's key and the attempt."""
+    return {
+        cluster_id: (run, task.key, attempt)
+        for run in runs
+        for task in run.course(now_ms).tasks
+        for attempt in task.attempts
+        if attempt.has_cluster(now_ms) and (cluster_id := run.cluster_id(task.key, attempt.number))
+    }
+
+
+def existing(cluster_id: str, creator: str) -> dict[str, Any]:
+    """``clusters/get`` of one that somebody keeps running, whatever runs on it."""
+    return {
+        "cluster_id": cluster_id,
+        "cluster_name": cluster_id,
+        "cluster_source": "UI",
+        "creator_user_name": creator,
+        "state": "RUNNING",
+        "state_message": "",
+    }
 
 
 def cluster(cluster_id: str, run: Run, task_key: str, attempt: Attempt, now_ms: int) -> dict[str, Any]:
     """``clusters/get``."""
     phase = attempt.phase(now_ms)
     answer: dict[str, Any] = {
-        **(run.task(task_key).get("new_cluster") or {}),
+        "data_security_mode": "SINGLE_USER",  # the default of a job's cluster (databricks/cli testserver)
+        **{name: value for name, value in run.task(task_key)["new_cluster"].items() if name not in _NOT_ECHOED},
         "cluster_id": cluster_id,
         "cluster_name": f"job-{run.job_id}-run-{run.run_id}",
         "cluster_source": "JOB",

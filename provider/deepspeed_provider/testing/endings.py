@@ -8,11 +8,13 @@ says is marked "assumed".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
+
+from deepspeed_provider.testing.clock import START_MS
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -71,7 +73,12 @@ class Ending:
 
     @property
     def succeeded(self) -> bool:
-        return self.result_state == "SUCCESS"
+        return self.result_state in ("SUCCESS", "SUCCESS_WITH_FAILURES")
+
+    @property
+    def counts_as_failed(self) -> bool:
+        """What ``SubmitTask.max_retries`` retries: a FAILED result or an INTERNAL_ERROR life cycle."""
+        return self.result_state == "FAILED" or self.task_life_cycle_state == "INTERNAL_ERROR"
 
 
 WORKLOAD_FAILED: Final = "Task {task} failed with message: Workload failed, see run output for details."
@@ -234,27 +241,47 @@ RUN_LIMIT: Final = Ending(
     message="The workspace has reached the quota for the maximum number of concurrent active runs.",
 )
 UPSTREAM_FAILED: Final = Ending(
-    source="SDK RunResultState.UPSTREAM_FAILED, RunIf.ALL_SUCCESS",
+    source="SDK RunResultState.UPSTREAM_FAILED, RunIf.ALL_SUCCESS, TerminationCodeCode.SKIPPED; its type is assumed",
     result_state="UPSTREAM_FAILED",
     code="SKIPPED",
     type="CLIENT_ERROR",
     message="An upstream task failed.",
 )
+UPSTREAM_CANCELED: Final = replace(
+    UPSTREAM_FAILED,
+    source="SDK RunResultState.UPSTREAM_CANCELED, RunIf.ALL_SUCCESS, TerminationCodeCode.SKIPPED; its type is assumed",
+    result_state="UPSTREAM_CANCELED",
+    message="An upstream task was cancelled.",
+)
+
+
+def after(upstream: Iterable[Ending]) -> Ending | None:
+    """How a task ends that never starts since its upstream tasks ended so; None lets it start (RunIf.ALL_SUCCESS)."""
+    results = [ending.result_state for ending in upstream if not ending.succeeded]
+    if not results:
+        return None
+    return UPSTREAM_CANCELED if set(results) <= {"CANCELED", "UPSTREAM_CANCELED"} else UPSTREAM_FAILED
 
 
 def of_tasks(endings: Mapping[str, Ending]) -> Ending:
-    """How a run ends whose tasks ended so: the first failure is the run's."""
-    key, first = next(
-        ((key, ending) for key, ending in endings.items() if not ending.succeeded), next(iter(endings.items()))
-    )
-    return replace(first, message=first.message.replace("{task}", key))
+    """How a run ends whose tasks ended so: a cancel is the run's wherever it met a task, then the first failure."""
+    worst = min(endings, key=lambda key: _rank(endings[key]))  # the first of equals
+    return replace(endings[worst], message=endings[worst].message.replace("{task}", worst))
+
+
+def _rank(ending: Ending) -> int:
+    if ending.result_state == "CANCELED":
+        return 0
+    if not ending.succeeded:
+        return 1
+    return 2 if ending.result_state == "SUCCESS_WITH_FAILURES" else 3
 
 
 def _failure(rank: int, kind: str, after_s: float, message: str, step: int, name: str) -> Mapping[str, Any]:
     return {
         "rank": rank,
         "kind": kind,
-        "time": 1_767_225_600.0 + after_s,
+        "time": START_MS / 1000 + after_s,
         "message": message,
         "type": name,
         "step": step,

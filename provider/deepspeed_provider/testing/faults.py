@@ -19,6 +19,7 @@ class Fault:
     Attributes:
         status: answered instead; None drops the connection without an answer.
         after: the request is carried out first, and only its answer is lost or replaced.
+        reset: with ``drop``, the connection is reset (RST) rather than closed (FIN), which clients tell apart.
         delay_s: real seconds before the answer, which then is the usual one where there is neither status nor drop.
     """
 
@@ -27,6 +28,7 @@ class Fault:
     headers: Mapping[str, str] | None = None
     after: bool = False
     drop: bool = False
+    reset: bool = False
     delay_s: float = 0.0
 
 
@@ -52,7 +54,9 @@ def server_error(status: int = 503, *, retry_after_s: int | None = None, after: 
 
 
 def refused_token(status: int = 403) -> Fault:
-    return Fault(status=status, body={"error_code": "PERMISSION_DENIED", "message": "Invalid access token."})
+    """401 or 403 for a token that is good."""
+    error_code = "UNAUTHENTICATED" if status == 401 else "PERMISSION_DENIED"
+    return Fault(status=status, body={"error_code": error_code, "message": "Invalid access token."})
 
 
 def could_not_acquire_lock() -> Fault:
@@ -68,6 +72,11 @@ def lost_response() -> Fault:
 def lost_request() -> Fault:
     """The connection breaks before anything is carried out."""
     return Fault(drop=True)
+
+
+def reset_connection() -> Fault:
+    """As ``lost_request``, but the client is told so by a reset, as load balancers do it."""
+    return Fault(drop=True, reset=True)
 
 
 def late(seconds: float) -> Fault:

@@ -15,6 +15,9 @@ _CPU: dict[str, dict[str, Any]] = {
     "gcp": {"node_type_id": "n2-standard-4", "memory_mb": 16384, "num_cores": 4.0},
 }
 
+# Azure's own, and not in databricks-sdk: Azure/azure-databricks-client has them in its test of this answer.
+_QUOTA = {"available_core_quota": 2000, "total_core_quota": 2000}
+
 
 def node_types_of(cloud: str) -> list[dict[str, Any]]:
     """Entries of ``clusters/list-node-types``: the cloud's GPU types that can be launched, and one without a GPU.
@@ -35,7 +38,7 @@ def spark_versions() -> list[dict[str, str]]:
 
 
 def _entry(node: NodeType) -> dict[str, Any]:
-    return {
+    entry = {
         "node_type_id": node.node_type_id,
         "instance_type_id": node.node_type_id,
         "description": node.node_type_id,
@@ -51,6 +54,7 @@ def _entry(node: NodeType) -> dict[str, Any]:
             "local_nvme_disk_size_gb": node.nvme_bytes // 10**9,
         },
     }
+    return {**entry, "node_info": dict(_QUOTA)} if node.cloud == "azure" else entry
 
 
 def _cpu(cloud: str) -> dict[str, Any]:

@@ -11,19 +11,29 @@ from deepspeed_provider.testing.endings import Ending
 from deepspeed_provider.testing.timeline import Attempt, Behaviour, Course, Order, Phase, TaskCourse, TaskOrder, course
 
 TASKS_A_PAGE: Final = 100
-# Fields of a submitted task that the API echoes.
+# Fields of a submitted task that ``RunTask`` has too.
 _ECHOED: Final = (
+    "ai_runtime_task",
     "depends_on",
+    "environment_key",
     "existing_cluster_id",
     "libraries",
+    "max_retries",
+    "min_retry_interval_millis",
     "new_cluster",
     "notebook_task",
     "python_wheel_task",
+    "retry_on_timeout",
     "run_if",
     "spark_jar_task",
     "spark_python_task",
+    "spark_submit_task",
+    "sql_task",
+    "timeout_seconds",
 )
-# The deprecated model's names for phases; status.state knows fewer.
+# What of them is ``ClusterSpec``, of a run.
+_CLUSTER: Final = ("existing_cluster_id", "libraries", "new_cluster")
+# ``RunLifecycleStateV2State`` names one phase otherwise than the deprecated ``RunLifeCycleState``.
 _STATUS: Final = {Phase.WAITING_FOR_RETRY: "WAITING"}
 
 
@@ -34,7 +44,7 @@ class Run:
     Attributes:
         body: as it was submitted.
         url: of its page.
-        attempt_ids: run ids of the tasks' attempts, given out when an attempt begins.
+        attempt_ids: run ids of the tasks' attempts; the first has one from the start, later ones when they begin.
         cancels: how often somebody asked to cancel it.
     """
 
@@ -55,7 +65,7 @@ class Run:
 
     @property
     def token(self) -> str | None:
-        return self.body.get("idempotency_token")
+        return self.body.get("idempotency_token") or None
 
     @property
     def tasks(self) -> list[Mapping[str, Any]]:
@@ -69,9 +79,10 @@ class Run:
             TaskOrder(
                 key=task["task_key"],
                 depends_on=tuple(upstream["task_key"] for upstream in task.get("depends_on") or ()),
-                max_retries=int(task.get("max_retries") or 0),
-                retry_interval_ms=int(task.get("min_retry_interval_millis") or 0),
-                timeout_ms=1000 * int(task.get("timeout_seconds") or 0),
+                max_retries=task.get("max_retries") or 0,
+                retry_interval_ms=task.get("min_retry_interval_millis") or 0,
+                retry_on_timeout=bool(task.get("retry_on_timeout")),
+                timeout_ms=1000 * (task.get("timeout_seconds") or 0),
             )
             for task in self.tasks
         )
@@ -79,90 +90,111 @@ class Run:
             submitted_ms=self.submitted_ms,
             tasks=tasks,
             queue_enabled=bool((self.body.get("queue") or {}).get("enabled")),
-            timeout_ms=1000 * int(self.body.get("timeout_seconds") or 0),
+            timeout_ms=1000 * (self.body.get("timeout_seconds") or 0),
             cancelled_ms=self.cancelled_ms,
         )
         return course(order, self.behaviour, now_ms)
 
-    def cluster_id(self, key: str, number: int) -> str:
-        """Of the cluster that an attempt runs on."""
-        given = self.task(key).get("existing_cluster_id")
-        return str(given) if given else f"0101-000000-{self.attempt_ids[key, number]:08d}"
+    def cluster_id(self, key: str, number: int) -> str | None:
+        """Of the cluster that an attempt runs on; a serverless one has none."""
+        task = self.task(key)
+        if task.get("new_cluster"):
+            return f"0101-000000-{self.attempt_ids[key, number]:08d}"
+        return task.get("existing_cluster_id")
 
 
-def page(run: Run, now_ms: int, *, offset: int = 0) -> dict[str, Any]:
-    """``runs/get``: the run with one page of its tasks' attempts. All attempts must have run ids."""
+def head(run: Run, now_ms: int) -> dict[str, Any]:
+    """The run without its tasks, as ``runs/list`` shows it."""
     found = run.course(now_ms)
-    entries = [_task(run, task, attempt, now_ms) for task in found.tasks for attempt in (task.attempts or (None,))]
-    answer = {**_head(run, found, now_ms), "tasks": entries[offset : offset + TASKS_A_PAGE]}
-    if offset + TASKS_A_PAGE < len(entries):
-        answer["next_page_token"] = f"tasks-{offset + TASKS_A_PAGE}"
-    return answer
+    first = next((attempt for task in found.tasks for attempt in task.attempts), None)
+    queued_until_ms = run.submitted_ms if first is None else min(first.pending_ms, first.ends_ms, now_ms)
+    return {
+        **_common(run, run.run_id),
+        "run_name": run.name,
+        "run_page_url": run.url,
+        "trigger": "ONE_TIME",
+        "start_time": run.submitted_ms,
+        "end_time": found.ended_ms or 0,
+        "run_duration": (found.ended_ms or now_ms) - run.submitted_ms,
+        "queue_duration": queued_until_ms - run.submitted_ms,
+        **_states(run, found.phase, found.ending, None),
+    }
 
 
-def listed(run: Run, now_ms: int, *, expand: bool) -> dict[str, Any]:
-    """The run in ``runs/list``."""
-    whole = page(run, now_ms)
-    more = whole.pop("next_page_token", None)
-    if not expand:
-        whole.pop("tasks")
-    elif more:
-        whole["has_more"] = True
-    return whole
+def tasks(run: Run, now_ms: int) -> list[dict[str, Any]]:
+    """All attempts of all tasks. Those that have begun must have run ids."""
+    return [
+        _task(run, task, attempt, now_ms) for task in run.course(now_ms).tasks for attempt in (task.attempts or (None,))
+    ]
 
 
-def output(run: Run, task: TaskCourse, attempt: Attempt, now_ms: int) -> dict[str, Any]:
-    """``runs/get-output`` of one task run."""
-    answer: dict[str, Any] = {"metadata": _task(run, task, attempt, now_ms)}
-    if attempt.phase(now_ms) not in (Phase.TERMINATING, Phase.ENDED):
+def task_run(run: Run, run_id: int, now_ms: int) -> dict[str, Any]:
+    """The run of one attempt, which has the shape of a run and not of a task."""
+    task, attempt = _begun(run, run_id, now_ms)
+    submitted = run.task(task.key)
+    return {
+        **_common(run, run_id),
+        "job_run_id": run.run_id,
+        "run_name": task.key,
+        "cluster_spec": {name: submitted[name] for name in _CLUSTER if name in submitted},
+        **_attempt(run, task, attempt, now_ms),
+    }
+
+
+def output(run: Run, run_id: int, now_ms: int) -> dict[str, Any]:
+    """``runs/get-output`` of one task's run."""
+    answer: dict[str, Any] = {"metadata": task_run(run, run_id, now_ms)}
+    _, attempt = _begun(run, run_id, now_ms)
+    if attempt is None or attempt.phase(now_ms) not in (Phase.TERMINATING, Phase.ENDED):
         return answer
     ending = attempt.ending
     found = {"error": ending.error, "error_trace": ending.error_trace, "logs": ending.logs or None}
     return {**answer, **{name: text for name, text in found.items() if text is not None}, "logs_truncated": False}
 
 
-def _head(run: Run, found: Course, now_ms: int) -> dict[str, Any]:
-    attempts = [attempt for task in found.tasks for attempt in task.attempts]
+def _begun(run: Run, run_id: int, now_ms: int) -> tuple[TaskCourse, Attempt | None]:
+    key, number = next(at for at, each in run.attempt_ids.items() if each == run_id)
+    task = next(task for task in run.course(now_ms).tasks if task.key == key)
+    return task, task.attempts[number] if task.attempts else None
+
+
+def _common(run: Run, run_id: int) -> dict[str, Any]:
     return {
         "job_id": run.job_id,
-        "run_id": run.run_id,
-        "number_in_job": run.run_id,
-        "original_attempt_run_id": run.run_id,
-        "run_name": run.name,
+        "run_id": run_id,
+        "number_in_job": run_id,
+        "original_attempt_run_id": run_id,
         "creator_user_name": run.creator,
-        "run_page_url": run.url,
         "run_type": "SUBMIT_RUN",
-        "format": "MULTI_TASK",
-        "start_time": run.submitted_ms,
-        "end_time": found.ended_ms or 0,
-        "run_duration": (found.ended_ms or now_ms) - run.submitted_ms,
-        "queue_duration": max([attempt.pending_ms for attempt in attempts[:1]], default=run.submitted_ms)
-        - run.submitted_ms,
-        **_states(run, found.phase, found.ending, None),
     }
 
 
 def _task(run: Run, task: TaskCourse, attempt: Attempt | None, now_ms: int) -> dict[str, Any]:
     submitted = run.task(task.key)
-    entry = {name: submitted[name] for name in _ECHOED if name in submitted}
-    if attempt is None:
-        return {"task_key": task.key, "attempt_number": 0, **entry, **_states(run, task.phase, task.ending, task.key)}
-    latest = attempt is task.attempts[-1]
-    phase = task.phase if latest and task.phase is not Phase.WAITING_FOR_RETRY else attempt.phase(now_ms)
-    if phase is not Phase.QUEUED:
-        entry["cluster_instance"] = {"cluster_id": run.cluster_id(task.key, attempt.number)}
-    run_id = run.attempt_ids[task.key, attempt.number]
     return {
-        "run_id": run_id,
+        "run_id": run.attempt_ids[task.key, 0 if attempt is None else attempt.number],
         "task_key": task.key,
+        **{name: submitted[name] for name in _ECHOED if name in submitted},
+        **_attempt(run, task, attempt, now_ms),
+    }
+
+
+def _attempt(run: Run, task: TaskCourse, attempt: Attempt | None, now_ms: int) -> dict[str, Any]:
+    """What a task and a task's run both have."""
+    if attempt is None:
+        return {"attempt_number": 0, **_states(run, task.phase, task.ending, task.key)}
+    phase = attempt.phase(now_ms)
+    cluster_id = run.cluster_id(task.key, attempt.number) if attempt.has_cluster(now_ms) else None
+    return {
         "attempt_number": attempt.number,
-        "run_page_url": f"{run.url}/run/{run_id}",
-        "start_time": attempt.pending_ms,
+        "run_page_url": f"{run.url}/run/{run.attempt_ids[task.key, attempt.number]}",
+        "start_time": attempt.begins_ms,
         "end_time": attempt.gone_ms if phase is Phase.ENDED else 0,
+        "queue_duration": _spent(attempt.begins_ms, min(attempt.pending_ms, attempt.ends_ms), now_ms),
         "setup_duration": _spent(attempt.pending_ms, min(attempt.starts_ms, attempt.ends_ms), now_ms),
         "execution_duration": _spent(attempt.starts_ms, attempt.ends_ms, now_ms),
         "cleanup_duration": _spent(attempt.ends_ms, attempt.gone_ms, now_ms),
-        **entry,
+        **({"cluster_instance": {"cluster_id": cluster_id}} if cluster_id else {}),
         **_states(run, phase, attempt.ending if phase is Phase.ENDED else None, task.key),
     }
 
@@ -170,12 +202,14 @@ def _task(run: Run, task: TaskCourse, attempt: Attempt | None, now_ms: int) -> d
 def _states(run: Run, phase: Phase, ending: Ending | None, task_key: str | None) -> dict[str, Any]:
     """Both models; ``task_key``: of a task rather than of the run."""
     if ending is None:
-        named = run.behaviour.running_as if phase is Phase.RUNNING else _STATUS.get(phase, phase.value)
-        old = run.behaviour.running_as if phase is Phase.RUNNING else phase.value
+        if phase is Phase.RUNNING:
+            old = new = run.behaviour.running_as
+        else:
+            old, new = phase.value, _STATUS.get(phase, phase.value)
         queued = {"queue_details": {"code": "ACTIVE_RUNS_LIMIT_REACHED", "message": "The workspace is full."}}
         return {
             "state": {"life_cycle_state": old, "state_message": "", "user_cancelled_or_timedout": False},
-            "status": {"state": named, **(queued if phase is Phase.QUEUED else {})},
+            "status": {"state": new, **(queued if phase is Phase.QUEUED else {})},
         }
     message = ending.message.replace("{task}", task_key or "")
     state: dict[str, Any] = {

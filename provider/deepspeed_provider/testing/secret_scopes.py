@@ -1,61 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secret scopes on the fake workspace: written and listed; read by what runs on a cluster."""
+"""Secret scopes on the fake workspace: written and listed; read by what runs on a cluster.
+
+Source: databricks-sdk 0.162, ``workspace.SecretsAPI``.
+"""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from deepspeed_provider.testing.answers import Refused, missing
+from deepspeed_provider.testing.answers import Refused, invalid, missing, text
 from deepspeed_provider.testing.clock import VirtualClock
 
 REFERENCE: Final = re.compile(r"\{\{secrets/([^/{}]+)/([^/{}]+)\}\}")
 
 
 class SecretScopes:
-    """Secrets by scope and key."""
+    """Secrets by scope and key; safe to use from several threads.
+
+    Attributes:
+        scopes: texts by scope and key.
+    """
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
+        self._lock = threading.RLock()
         self.scopes: dict[str, dict[str, str]] = {}
+        self._updated_ms: dict[tuple[str, str], int] = {}
 
     def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /api/2.0/secrets/scopes/create``."""
-        if body["scope"] in self.scopes:
-            raise Refused(400, "RESOURCE_ALREADY_EXISTS", f"Scope {body['scope']} already exists!")
-        self.scopes[body["scope"]] = {}
+        name = text(body, "scope")
+        with self._lock:
+            if name in self.scopes:
+                raise Refused(400, "RESOURCE_ALREADY_EXISTS", f"Scope {name} already exists!")
+            self.scopes[name] = {}
         return {}
 
     def list_scopes(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """``GET /api/2.0/secrets/scopes/list``."""
-        return {"scopes": [{"name": name, "backend_type": "DATABRICKS"} for name in self.scopes]}
+        with self._lock:
+            return {"scopes": [{"name": name, "backend_type": "DATABRICKS"} for name in sorted(self.scopes)]}
+
+    def delete_scope(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """``POST /api/2.0/secrets/scopes/delete``."""
+        with self._lock:
+            self._scope(body)
+            del self.scopes[body["scope"]]
+        return {}
 
     def put(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /api/2.0/secrets/put``."""
-        text = body.get("string_value")
-        value = base64.b64decode(body.get("bytes_value", "")).decode() if text is None else str(text)
-        self._scope(body)[body["key"]] = value
+        """``POST /api/2.0/secrets/put``, of a text; the real one takes any bytes."""
+        key = text(body, "key")
+        if ("string_value" in body) == ("bytes_value" in body):
+            raise invalid("Give either string_value or bytes_value.")
+        try:
+            value = body["string_value"] if "string_value" in body else base64.b64decode(body["bytes_value"]).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise invalid("bytes_value should be a text in base64.") from error
+        with self._lock:
+            self._scope(body)[key] = value
+            self._updated_ms[body["scope"], key] = self._clock.now_ms
         return {}
 
     def list(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """``GET /api/2.0/secrets/list``: names only."""
-        now_ms = self._clock.now_ms
-        return {"secrets": [{"key": key, "last_updated_timestamp": now_ms} for key in self._scope(query)]}
+        with self._lock:
+            scope = query.get("scope", "")
+            return {
+                "secrets": [
+                    {"key": key, "last_updated_timestamp": self._updated_ms.get((scope, key), self._clock.now_ms)}
+                    for key in sorted(self._scope(query))
+                ]
+            }
 
     def get(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """``GET /api/2.0/secrets/get``: the value in base64."""
-        scope = self._scope(query)
-        if query["key"] not in scope:
-            raise missing(f"Secret {query['key']} does not exist in scope {query['scope']}.")
-        return {"key": query["key"], "value": base64.b64encode(scope[query["key"]].encode()).decode()}
+        key = text(query, "key")
+        with self._lock:
+            value = self._value(query, key)
+        return {"key": key, "value": base64.b64encode(value.encode()).decode()}
 
-    def resolve(self, text: str) -> str:
-        """``text`` as a cluster sees it: references such as ``{{secrets/scope/key}}`` filled in. Raises KeyError."""
-        return REFERENCE.sub(lambda found: self.scopes[found[1]][found[2]], text)
+    def delete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """``POST /api/2.0/secrets/delete``."""
+        key = text(body, "key")
+        with self._lock:
+            self._value(body, key)
+            del self._scope(body)[key]
+        return {}
+
+    def resolve(self, written: str) -> str:
+        """A text as a cluster sees it: references such as ``{{secrets/scope/key}}`` filled in. Raises KeyError."""
+        return REFERENCE.sub(lambda found: self.scopes[found[1]][found[2]], written)
 
     def _scope(self, body: Mapping[str, Any]) -> dict[str, str]:
-        if body.get("scope") not in self.scopes:
-            raise missing(f"Scope {body.get('scope')} does not exist!")
-        return self.scopes[body["scope"]]
+        name = text(body, "scope")
+        if name not in self.scopes:
+            raise missing(f"Scope {name} does not exist!")
+        return self.scopes[name]
+
+    def _value(self, body: Mapping[str, Any], key: str) -> str:
+        scope = self._scope(body)
+        if key not in scope:
+            raise missing(f"Secret {key} does not exist in scope {body['scope']}.")
+        return scope[key]

@@ -11,10 +11,10 @@ from typing import Final
 from deepspeed_provider.testing.endings import (
     RUN_LIMIT,
     TIMED_OUT,
-    UPSTREAM_FAILED,
     USER_CANCELED,
     At,
     Ending,
+    after,
     of_tasks,
 )
 
@@ -32,17 +32,19 @@ class Phase(StrEnum):
 
 
 _SDK: Final = "databricks-sdk 0.162, jobs.RunLifeCycleState"
-# Every step of a run or task, with who says that there is such a step.
+FIRST: Final = (Phase.BLOCKED, Phase.QUEUED, Phase.PENDING, Phase.ENDED)
+# Every step of a run, a task or an attempt, with who says that there is such a step. A phase that takes no time is
+# passed unseen.
 TRANSITIONS: Final[Mapping[tuple[Phase, Phase], str]] = {
     (Phase.BLOCKED, Phase.PENDING): f"{_SDK}.BLOCKED: blocked on an upstream dependency",
-    (Phase.BLOCKED, Phase.ENDED): "SDK jobs.RunIf.ALL_SUCCESS: skipped where an upstream task failed",
+    (Phase.BLOCKED, Phase.ENDED): "SDK jobs.RunIf.ALL_SUCCESS: skipped where an upstream task failed; jobs.cancel_run",
     (Phase.QUEUED, Phase.PENDING): f"{_SDK}.QUEUED",
-    (Phase.QUEUED, Phase.ENDED): "SDK jobs.cancel_run; jobs.QueueSettings for a workspace without room and queue",
+    (Phase.QUEUED, Phase.ENDED): "SDK jobs.cancel_run: nothing runs that would have to be cleaned up (assumed)",
     (Phase.PENDING, Phase.RUNNING): f"{_SDK}.PENDING: waiting to be executed while the cluster is prepared",
     (Phase.PENDING, Phase.TERMINATING): "SDK jobs.TerminationCodeCode: capacity, libraries; jobs.cancel_run",
+    (Phase.PENDING, Phase.WAITING_FOR_RETRY): "SDK jobs.SubmitTask.max_retries counts INTERNAL_ERROR life cycles",
     (Phase.RUNNING, Phase.TERMINATING): f"{_SDK}.TERMINATING: cluster and execution context are being cleaned up",
     (Phase.RUNNING, Phase.WAITING_FOR_RETRY): f"{_SDK}.WAITING_FOR_RETRY; jobs.SubmitTask.max_retries",
-    (Phase.PENDING, Phase.WAITING_FOR_RETRY): "SDK jobs.SubmitTask.max_retries counts INTERNAL_ERROR life cycles",
     (Phase.WAITING_FOR_RETRY, Phase.PENDING): "SDK jobs.SubmitTask.max_retries",
     (Phase.WAITING_FOR_RETRY, Phase.TERMINATING): "SDK jobs.cancel_run",
     (Phase.TERMINATING, Phase.ENDED): f"{_SDK}.TERMINATED",
@@ -56,7 +58,7 @@ class Behaviour:
     Attributes:
         endings: one for each attempt of each task; the last one is that of all attempts after it.
         of_task: instead, for tasks of these keys.
-        queue_s: how long the workspace has no room for it.
+        queue_s: how long the workspace has no room for it; without a queue in its request it is refused then.
         start_s: until the cluster is there and libraries are installed.
         stop_s: what a cluster takes to go, after the end and after a cancel.
         running_as: what the API calls the state while it runs, for a state that clients don't know yet.
@@ -77,13 +79,25 @@ class Behaviour:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOrder:
-    """What of a submitted task decides its course."""
+    """What of a submitted task decides its course.
+
+    Attributes:
+        max_retries: -1 for no end of them. retry_interval_ms: at least, from the start of one attempt to the next.
+        timeout_ms: of each attempt; 0 for none.
+    """
 
     key: str
     depends_on: tuple[str, ...] = ()
     max_retries: int = 0
     retry_interval_ms: int = 0
+    retry_on_timeout: bool = False
     timeout_ms: int = 0
+
+    def retries(self, attempt: Attempt) -> bool:
+        """Whether another attempt follows this one."""
+        ending = attempt.ending
+        wanted = ending.counts_as_failed or (ending is TIMED_OUT and self.retry_on_timeout)
+        return wanted and (self.max_retries < 0 or attempt.number < self.max_retries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +112,31 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """What ends a whole run from outside."""
+
+    at_ms: int
+    ending: Ending
+
+    def forestalls(self, begins_ms: int, now_ms: int) -> bool:
+        """Whether it has come before that.
+
+        In the same millisecond a limit comes first, but a cancel does not: who cancelled may have seen it begin.
+        """
+        return self.at_ms <= now_ms and self.at_ms < begins_ms + (self.ending is TIMED_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One attempt of a task; times in ms since the epoch, those to come included.
 
     Attributes:
-        pending_ms: it leaves the queue. ``starts_ms``: its code starts. ``ends_ms``: its code has ended, or is stopped.
-        gone_ms: its cluster has gone.
+        begins_ms: it is there. ``pending_ms``: it leaves the queue. ``starts_ms``: its code starts.
+        ends_ms: its code has ended, or is stopped. ``gone_ms``: its cluster has gone.
     """
 
     number: int
+    begins_ms: int
     pending_ms: int
     starts_ms: int
     ends_ms: int
@@ -122,121 +152,154 @@ class Attempt:
             return Phase.RUNNING
         return Phase.PENDING if now_ms >= self.pending_ms else Phase.QUEUED
 
+    def ran(self, now_ms: int) -> bool:
+        """Whether its code has started by now."""
+        return self.starts_ms <= now_ms and self.starts_ms < self.ends_ms
+
+    def has_cluster(self, now_ms: int) -> bool:
+        """Whether a cluster has been asked for by now."""
+        return self.pending_ms <= min(now_ms, self.ends_ms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCourse:
-    """A task as it stands: the attempts begun so far; none of one that is blocked or was skipped."""
+    """A task as it stands.
+
+    Attributes:
+        attempts: those begun so far; none of a task that is blocked or was skipped.
+        ending, ended_ms: known as soon as no further attempt can follow: while it is TERMINATING, too.
+    """
 
     key: str
     attempts: tuple[Attempt, ...]
     phase: Phase
-    ending: Ending | None
+    ending: Ending | None = None
+    ended_ms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """A run as it stands."""
+    """A run as it stands; it has an ending once it has ended."""
 
     tasks: tuple[TaskCourse, ...]
     phase: Phase
-    ending: Ending | None
-    ended_ms: int | None
+    ending: Ending | None = None
+    ended_ms: int | None = None
 
 
 def course(order: Order, behaviour: Behaviour, now_ms: int) -> Course:
     """The run at ``now_ms``."""
     if behaviour.queue_s and not order.queue_enabled:
-        refused = tuple(
-            TaskCourse(key=task.key, attempts=(), phase=Phase.ENDED, ending=RUN_LIMIT) for task in order.tasks
-        )
+        refused = tuple(_over(task, (), RUN_LIMIT, order.submitted_ms, now_ms) for task in order.tasks)
         return Course(tasks=refused, phase=Phase.ENDED, ending=RUN_LIMIT, ended_ms=order.submitted_ms)
+    stop = _stop(order, behaviour)
     found: dict[str, TaskCourse] = {}
     for task in order.tasks:  # upstream tasks come first: the API refuses a key that it does not know yet
-        found[task.key] = _task(task, order, behaviour, [found[key] for key in task.depends_on], now_ms)
+        found[task.key] = _task(task, order, behaviour, stop, [found[key] for key in task.depends_on], now_ms)
     tasks = tuple(found.values())
-    phase = _phase_of(tasks)
+    phase = _phase_of(tasks, now_ms)
     if phase is not Phase.ENDED:
-        return Course(tasks=tasks, phase=phase, ending=None, ended_ms=None)
-    ended_ms = max([attempt.gone_ms for task in tasks for attempt in task.attempts], default=order.submitted_ms)
+        return Course(tasks=tasks, phase=phase)
     endings = {task.key: task.ending for task in tasks if task.ending is not None}
-    return Course(tasks=tasks, phase=phase, ending=of_tasks(endings), ended_ms=ended_ms)
+    return Course(tasks=tasks, phase=phase, ending=of_tasks(endings), ended_ms=max(task.ended_ms for task in tasks))
 
 
-def _task(task: TaskOrder, order: Order, behaviour: Behaviour, upstream: list[TaskCourse], now_ms: int) -> TaskCourse:
-    if any(each.phase is not Phase.ENDED for each in upstream):
-        return TaskCourse(key=task.key, attempts=(), phase=Phase.BLOCKED, ending=None)
-    if any(each.ending is not None and not each.ending.succeeded for each in upstream):
-        return TaskCourse(key=task.key, attempts=(), phase=Phase.ENDED, ending=UPSTREAM_FAILED)
-    begins_ms = max([each.attempts[-1].gone_ms for each in upstream], default=order.submitted_ms)
+def _stop(order: Order, behaviour: Behaviour) -> Stop | None:
+    """What comes first of a cancel and the run's own limit. A queue does not count as run time (assumed)."""
+    stops = []
+    if order.timeout_ms:
+        leaves_queue_ms = order.submitted_ms + _ms(behaviour.queue_s)
+        stops.append(Stop(at_ms=leaves_queue_ms + order.timeout_ms, ending=TIMED_OUT))
+    if order.cancelled_ms is not None:
+        stops.append(Stop(at_ms=order.cancelled_ms, ending=USER_CANCELED))
+    return min(stops, key=lambda each: each.at_ms, default=None)
+
+
+def _task(
+    task: TaskOrder, order: Order, behaviour: Behaviour, stop: Stop | None, upstream: list[TaskCourse], now_ms: int
+) -> TaskCourse:
+    endings = [each.ending for each in upstream if each.ending is not None]
+    skipped = after(endings) if len(endings) == len(upstream) else None
+    begins_ms = max([each.ended_ms for each in upstream], default=order.submitted_ms)
+    if skipped is not None:
+        return _over(task, (), skipped, 0, now_ms)
+    blocked = any(each.phase is not Phase.ENDED for each in upstream)
+    if stop is not None and stop.forestalls(now_ms + 1 if blocked else begins_ms, now_ms):
+        return _over(task, (), stop.ending, stop.at_ms, now_ms)
+    if blocked:
+        return TaskCourse(key=task.key, attempts=(), phase=Phase.BLOCKED)
+    queue_ms = 0 if upstream else _ms(behaviour.queue_s)  # a run gets its room once, for all its tasks
+    return _attempts(task, behaviour, stop, begins_ms, queue_ms, now_ms)
+
+
+def _attempts(
+    task: TaskOrder, behaviour: Behaviour, stop: Stop | None, begins_ms: int, queue_ms: int, now_ms: int
+) -> TaskCourse:
+    """A task that nothing upstream holds back."""
     attempts: list[Attempt] = []
     while True:
-        attempt = _attempt(len(attempts), begins_ms, task, order, behaviour)
+        attempt = _attempt(len(attempts), begins_ms, queue_ms, task, behaviour, stop)
         attempts.append(attempt)
-        stopped = attempt.ending in (USER_CANCELED, TIMED_OUT)
-        last = attempt.ending.succeeded or stopped or attempt.number == task.max_retries
-        phase = attempt.phase(now_ms)
-        if last or now_ms < attempt.ends_ms:
-            ending = attempt.ending if phase is Phase.ENDED else None
-            return TaskCourse(key=task.key, attempts=tuple(attempts), phase=phase, ending=ending)
-        begins_ms = attempt.gone_ms + task.retry_interval_ms
-        cancelled = order.cancelled_ms is not None and attempt.ends_ms <= order.cancelled_ms < begins_ms
-        if cancelled or now_ms < begins_ms:
-            return _between(task, attempts, behaviour, order.cancelled_ms if cancelled else None, now_ms)
+        done = tuple(attempts)
+        if now_ms < attempt.ends_ms:
+            return TaskCourse(key=task.key, attempts=done, phase=attempt.phase(now_ms))
+        stopped = stop is not None and attempt.ending is stop.ending and attempt.ends_ms == stop.at_ms
+        if stopped or not task.retries(attempt):
+            return _over(task, done, attempt.ending, attempt.gone_ms, now_ms)
+        # A millisecond at least, or retries without end would never come to now.
+        begins_ms = max(attempt.gone_ms, attempt.pending_ms + max(1, task.retry_interval_ms))
+        queue_ms = 0
+        if stop is not None and stop.forestalls(begins_ms, now_ms):
+            return _over(task, done, stop.ending, stop.at_ms + _ms(behaviour.stop_s), now_ms)
+        if now_ms < begins_ms:
+            return TaskCourse(key=task.key, attempts=done, phase=Phase.WAITING_FOR_RETRY)
 
 
-def _between(
-    task: TaskOrder, attempts: list[Attempt], behaviour: Behaviour, cancelled_ms: int | None, now_ms: int
-) -> TaskCourse:
-    """A task that waits for its next attempt, or that was cancelled meanwhile."""
-    done = tuple(attempts)
-    if cancelled_ms is None or now_ms < cancelled_ms:
-        return TaskCourse(key=task.key, attempts=done, phase=Phase.WAITING_FOR_RETRY, ending=None)
-    if now_ms < max(cancelled_ms + _ms(behaviour.stop_s), done[-1].gone_ms):
-        return TaskCourse(key=task.key, attempts=done, phase=Phase.TERMINATING, ending=None)
-    return TaskCourse(key=task.key, attempts=done, phase=Phase.ENDED, ending=USER_CANCELED)
+def _over(task: TaskOrder, attempts: tuple[Attempt, ...], ending: Ending, ended_ms: int, now_ms: int) -> TaskCourse:
+    """A task that has its ending, with its cluster still there until ``ended_ms``."""
+    phase = Phase.ENDED if now_ms >= ended_ms else Phase.TERMINATING
+    return TaskCourse(key=task.key, attempts=attempts, phase=phase, ending=ending, ended_ms=ended_ms)
 
 
-def _attempt(number: int, begins_ms: int, task: TaskOrder, order: Order, behaviour: Behaviour) -> Attempt:
+def _attempt(
+    number: int, begins_ms: int, queue_ms: int, task: TaskOrder, behaviour: Behaviour, stop: Stop | None
+) -> Attempt:
     ending = behaviour.ending(task.key, number)
-    pending_ms = begins_ms + (_ms(behaviour.queue_s) if number == 0 else 0)
+    pending_ms = begins_ms + queue_ms
     starts_ms = pending_ms + _ms(behaviour.start_s)
-    # A platform that fails to start one never runs its code.
+    # One that cannot be started never runs its code.
     ends_ms = starts_ms if ending.at is At.PENDING else starts_ms + _ms(behaviour.run_s)
-    for stop_ms, stopped in _stops(task, order, pending_ms):
-        if stop_ms < ends_ms:
-            ends_ms, ending = stop_ms, stopped
-    gone_ms = ends_ms + (_ms(behaviour.stop_s) if ends_ms >= pending_ms else 0)
+    if task.timeout_ms and pending_ms + task.timeout_ms < ends_ms:
+        ends_ms, ending = pending_ms + task.timeout_ms, TIMED_OUT
+    if stop is not None and stop.at_ms < ends_ms:
+        ends_ms, ending = stop.at_ms, stop.ending
     return Attempt(
         number=number,
+        begins_ms=begins_ms,
         pending_ms=pending_ms,
         starts_ms=starts_ms,
         ends_ms=ends_ms,
-        gone_ms=gone_ms,
+        gone_ms=ends_ms + (_ms(behaviour.stop_s) if ends_ms >= pending_ms else 0),
         ending=ending,
     )
 
 
-def _stops(task: TaskOrder, order: Order, pending_ms: int) -> list[tuple[int, Ending]]:
-    """When it would be stopped from outside, and how it ends then. A queue does not count as run time (assumed)."""
-    limits = [limit for limit in (task.timeout_ms, order.timeout_ms) if limit]
-    stops = [(pending_ms + limit, TIMED_OUT) for limit in limits]
-    return stops if order.cancelled_ms is None else [*stops, (order.cancelled_ms, USER_CANCELED)]
+def _phase_of(tasks: tuple[TaskCourse, ...], now_ms: int) -> Phase:
+    """Where the run is.
 
-
-# A run is where the task is that has come first of these.
-_FIRST: Final = (
-    Phase.RUNNING,
-    Phase.TERMINATING,
-    Phase.PENDING,
-    Phase.WAITING_FOR_RETRY,
-    Phase.QUEUED,
-    Phase.BLOCKED,
-)
-
-
-def _phase_of(tasks: tuple[TaskCourse, ...]) -> Phase:
-    phases = {task.phase for task in tasks}
-    return next((phase for phase in _FIRST if phase in phases), Phase.ENDED)
+    A run of several tasks is RUNNING from the first code to the last (assumed: nothing says what it is called while
+    one task has ended and the next is not there yet).
+    """
+    if len(tasks) == 1:
+        return tasks[0].phase
+    alive = {task.phase for task in tasks} - {Phase.ENDED}
+    if not alive:
+        return Phase.ENDED
+    if alive == {Phase.TERMINATING}:
+        return Phase.TERMINATING
+    if any(attempt.ran(now_ms) for task in tasks for attempt in task.attempts):
+        return Phase.RUNNING
+    return Phase.QUEUED if Phase.QUEUED in alive else Phase.PENDING
 
 
 def _ms(seconds: float) -> int:

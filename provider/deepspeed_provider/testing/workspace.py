@@ -9,11 +9,10 @@ from __future__ import annotations
 import html
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import unquote
 
-from deepspeed_provider.testing.answers import missing
+from deepspeed_provider.testing.answers import text, whole
 from deepspeed_provider.testing.clock import VirtualClock
 from deepspeed_provider.testing.endings import Ending, succeeds
 from deepspeed_provider.testing.faults import EVERYTHING, Fault, Faults
@@ -22,10 +21,12 @@ from deepspeed_provider.testing.jobs import Jobs
 from deepspeed_provider.testing.offers import node_types_of, spark_versions
 from deepspeed_provider.testing.run_json import Run
 from deepspeed_provider.testing.secret_scopes import SecretScopes
-from deepspeed_provider.testing.server import HOST, Answer, Handler, Request, Server
-from deepspeed_provider.testing.timeline import Behaviour
+from deepspeed_provider.testing.server import HOST, Handler, Request, Server
+from deepspeed_provider.testing.submissions import Offers
+from deepspeed_provider.testing.timeline import Attempt, Behaviour
 
 USER: Final = "someone@example.com"
+ME: Final = {"id": "1", "userName": USER, "displayName": "Someone", "active": True}
 TOKEN: Final = "dapi-fake"
 
 
@@ -39,6 +40,8 @@ class FakeWorkspace:
         cloud: whose node types it has: ``aws``, ``azure`` or ``gcp``.
         poll_s: virtual seconds that pass whenever a client asks about runs.
         speed: virtual seconds a real second.
+        ended: told once of each attempt whose code has ended, by the first request that finds it so, before its answer:
+            with the run, the task's key and the attempt. Write here, into ``files``, what the code would have written.
 
     Attributes:
         clock: its time. faults: what goes wrong on the way. files: Volumes and workspace files.
@@ -48,10 +51,17 @@ class FakeWorkspace:
         clusters: ids of clusters that are there already.
     """
 
-    def __init__(self, *, cloud: str = "aws", poll_s: float = 0.0, speed: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        cloud: str = "aws",
+        poll_s: float = 0.0,
+        speed: float = 0.0,
+        ended: Callable[[Run, str, Attempt], None] = lambda *_: None,
+    ) -> None:
         self.clock = VirtualClock(poll_s=poll_s, speed=speed)
         self.faults = Faults()
-        self.files = Files(self.clock)
+        self.files = Files(self.clock, user=USER)
         self.secrets = SecretScopes(self.clock)
         self.tokens = {TOKEN}
         self.node_types = node_types_of(cloud)
@@ -64,11 +74,12 @@ class FakeWorkspace:
             url=lambda: self.url,
             creator=USER,
             behaviour=lambda: self._scripted.popleft() if self._scripted else self.default_behaviour,
-            node_types=lambda: frozenset(entry["node_type_id"] for entry in self.node_types),
-            spark_versions=lambda: frozenset(entry["key"] for entry in self.spark_versions),
-            existing_clusters=lambda: frozenset(self.clusters),
+            offers=self._offers,
+            ended=ended,
         )
-        self._server = Server(self._routes(), accepts=self.tokens.__contains__, faults=self.faults, page=self._page)
+        self._server = Server(
+            self._routes(), accepts=lambda token: token in self.tokens, faults=self.faults, page=self._page
+        )
 
     def start(self, port: int = 0) -> FakeWorkspace:
         """Serves at :attr:`url`; with port 0 at a free one. Raises OSError when the port is taken."""
@@ -98,7 +109,7 @@ class FakeWorkspace:
 
         The Databricks provider keeps of ``host`` only the name, so scheme and port are fields of their own.
         """
-        token = next(iter(self.tokens))
+        token = next(iter(self.tokens), TOKEN)
         return {"conn_type": "databricks", "host": HOST, "schema": "http", "port": self.port, "password": token}
 
     @property
@@ -139,6 +150,13 @@ class FakeWorkspace:
         """Lets virtual time pass."""
         self.clock.advance(seconds)
 
+    def _offers(self) -> Offers:
+        return Offers(
+            node_types=frozenset(entry["node_type_id"] for entry in self.node_types),
+            spark_versions=frozenset(entry["key"] for entry in self.spark_versions),
+            clusters=frozenset(self.clusters),
+        )
+
     def _page(self, _: str) -> str:
         """What a person sees who follows the link to a run."""
         rows = "".join(
@@ -152,12 +170,12 @@ class FakeWorkspace:
         jobs, files, secrets = self.jobs, self.files, self.secrets
         return {
             ("POST", "jobs/runs/submit"): lambda asked: jobs.submit(asked.arguments),
-            ("GET", "jobs/runs/get"): lambda asked: jobs.get(_id(asked), asked.arguments.get("page_token")),
+            ("GET", "jobs/runs/get"): lambda asked: jobs.get(_id(asked), asked.arguments),
             ("GET", "jobs/runs/list"): lambda asked: jobs.list(asked.arguments),
             ("GET", "jobs/runs/get-output"): lambda asked: jobs.output(_id(asked)),
             ("POST", "jobs/runs/cancel"): lambda asked: jobs.cancel(_id(asked)),
             ("POST", "jobs/runs/delete"): lambda asked: jobs.delete(_id(asked)),
-            ("GET", "clusters/get"): lambda asked: jobs.cluster(asked.arguments["cluster_id"]),
+            ("GET", "clusters/get"): lambda asked: jobs.cluster(text(asked.arguments, "cluster_id")),
             ("POST", "clusters/events"): lambda asked: jobs.cluster_events(asked.arguments),
             ("GET", "clusters/list-node-types"): lambda _: {"node_types": self.node_types},
             ("GET", "clusters/spark-versions"): lambda _: {"versions": self.spark_versions},
@@ -167,24 +185,23 @@ class FakeWorkspace:
             ("GET", "workspace/get-status"): lambda asked: files.status(asked.arguments),
             ("GET", "workspace/export"): lambda asked: files.export(asked.arguments),
             ("GET", "workspace/list"): lambda asked: files.list_workspace(asked.arguments),
-            ("PUT", "fs/files*"): self._upload,
-            ("GET", "fs/files*"): lambda asked: files.download(_path(asked, "fs/files")),
-            ("HEAD", "fs/files*"): lambda asked: files.download(_path(asked, "fs/files")),
-            ("DELETE", "fs/files*"): lambda asked: files.remove(_path(asked, "fs/files")),
-            ("PUT", "fs/directories*"): lambda asked: files.make_folder(_path(asked, "fs/directories")),
-            ("GET", "fs/directories*"): lambda asked: files.listing(_path(asked, "fs/directories")),
+            ("PUT", "fs/files/*"): lambda asked: files.upload(_path(asked), asked.data, asked.arguments),
+            ("GET", "fs/files/*"): lambda asked: files.download(_path(asked)),
+            ("HEAD", "fs/files/*"): lambda asked: files.download(_path(asked)),
+            ("DELETE", "fs/files/*"): lambda asked: files.remove(_path(asked)),
+            ("PUT", "fs/directories/*"): lambda asked: files.make_folder(_path(asked)),
+            ("GET", "fs/directories/*"): lambda asked: files.listing(_path(asked), asked.arguments),
+            ("HEAD", "fs/directories/*"): lambda asked: files.require_folder(_path(asked)),
+            ("DELETE", "fs/directories/*"): lambda asked: files.remove_folder(_path(asked)),
             ("POST", "secrets/scopes/create"): lambda asked: secrets.create(asked.arguments),
             ("GET", "secrets/scopes/list"): lambda asked: secrets.list_scopes(asked.arguments),
+            ("POST", "secrets/scopes/delete"): lambda asked: secrets.delete_scope(asked.arguments),
             ("POST", "secrets/put"): lambda asked: secrets.put(asked.arguments),
             ("GET", "secrets/list"): lambda asked: secrets.list(asked.arguments),
             ("GET", "secrets/get"): lambda asked: secrets.get(asked.arguments),
-            ("GET", "preview/scim/v2/Me"): lambda _: {"userName": USER, "active": True, "displayName": "Someone"},
+            ("POST", "secrets/delete"): lambda asked: secrets.delete(asked.arguments),
+            ("GET", "preview/scim/v2/Me"): lambda _: ME,
         }
-
-    def _upload(self, asked: Request) -> Answer:
-        overwrite = str(asked.arguments.get("overwrite", "false")).lower() == "true"
-        self.files.upload(_path(asked, "fs/files"), asked.data, overwrite=overwrite)
-        return None
 
 
 def behaviour(
@@ -196,11 +213,9 @@ def behaviour(
 
 
 def _id(asked: Request) -> int:
-    try:
-        return int(asked.arguments["run_id"])
-    except (KeyError, ValueError) as error:
-        raise missing("run_id is missing or no number.") from error
+    return whole(asked.arguments, "run_id")
 
 
-def _path(asked: Request, prefix: str) -> str:
-    return unquote(asked.path.removeprefix(prefix))
+def _path(asked: Request) -> str:
+    """Of a file: what follows ``fs/files`` or ``fs/directories``."""
+    return "/" + asked.path.split("/", 2)[2]

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, PolledInLoops, RunHandle, RunStatus
 from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.record import Outcome
 from deepspeed_provider.runs.tracking import end_run
@@ -31,7 +31,8 @@ class DurableRunTrigger(BaseTrigger):
     The judgement is the operator's. An unreachable cluster is asked again until the deadline.
 
     :param handle: ``RunHandle.to_json()``.
-    :param spark_connect_conn_id: resolved here, in the event loop, so that no secret is serialised.
+    :param spark_connect_conn_id, databricks_conn_id: resolved here, in the event loop, so that no secret is serialised;
+        the Databricks workspace where one is named.
     :param task: dag_id, run_id, task_id and map_index of the waiting task.
     :param deadline_s: seconds since the epoch, or None.
     :param poll_interval_s: seconds between two polls, give or take a fifth.
@@ -48,6 +49,7 @@ class DurableRunTrigger(BaseTrigger):
         poll_interval_s: float = 10.0,
         mlflow_run_id: str | None = None,
         tracking_uri: str | None = None,
+        databricks_conn_id: str | None = None,
         connect: Connect | None = None,
         get_task_states: GetTaskStates | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -57,6 +59,7 @@ class DurableRunTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle = dict(handle)
         self.spark_connect_conn_id = spark_connect_conn_id
+        self.databricks_conn_id = databricks_conn_id
         self.task_key = dict(task)
         self.deadline_s = deadline_s
         self.poll_interval_s = poll_interval_s
@@ -76,6 +79,7 @@ class DurableRunTrigger(BaseTrigger):
             {
                 "handle": self.handle,
                 "spark_connect_conn_id": self.spark_connect_conn_id,
+                "databricks_conn_id": self.databricks_conn_id,
                 "task": self.task_key,
                 "deadline_s": self.deadline_s,
                 "poll_interval_s": self.poll_interval_s,
@@ -124,7 +128,7 @@ class DurableRunTrigger(BaseTrigger):
                 return {"status": "deadline", "state": None, "message": "the deadline has passed"}
             try:
                 backend = backend or await self._connect()
-                status = await asyncio.to_thread(backend.poll, handle)
+                status = await _poll(backend, handle)
                 if status.state.terminal:
                     await self._show_progress(backend, handle)
                     return {"status": "terminal", "state": status.state.value, "message": status.detail}
@@ -158,9 +162,9 @@ class DurableRunTrigger(BaseTrigger):
             self.log.info("%s", progress)
 
     async def _connect_by_hook(self) -> Backend:
-        from deepspeed_provider.hooks.spark_connect import SparkConnectHook
+        from deepspeed_provider.hooks.platforms import platform_of
 
-        return await SparkConnectHook(self.spark_connect_conn_id).aget_backend()
+        return await platform_of(self.spark_connect_conn_id, self.databricks_conn_id).aget_backend()
 
     async def _task_state(self) -> str | None:
         return state_of(await self._get_task_states(**states_query(self.task_key)), self.task_key)
@@ -180,7 +184,7 @@ class DurableRunTrigger(BaseTrigger):
                 if not asked:
                     await asyncio.to_thread(backend.cancel, handle)
                     asked = True
-                status = await asyncio.to_thread(backend.poll, handle)
+                status = await _poll(backend, handle)
                 if status.state.terminal:
                     self.log.info("Run %s has stopped: %s.", handle.token[:12], status.state)
                     return
@@ -192,6 +196,12 @@ class DurableRunTrigger(BaseTrigger):
                     handle.output_uri,
                 )
             await self._sleep(1.0)
+
+
+async def _poll(backend: Backend, handle: RunHandle) -> RunStatus:
+    if isinstance(backend, PolledInLoops):
+        return await backend.apoll(handle)
+    return await asyncio.to_thread(backend.poll, handle)
 
 
 async def _task_states(**query: Any) -> Mapping[str, Mapping[str, Any]]:

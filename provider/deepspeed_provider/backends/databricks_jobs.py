@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs through the Databricks Jobs API: one task, submitted under an idempotency token.
+
+The token is the run's identity. It makes a submission that is sent again the same run, and it is the only way to find
+out whether a run that nothing was noted of has arrived: the API has no look-up by token.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from deepspeed_provider.backends.base import BackendUnavailable, RunHandle, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
+from deepspeed_provider.backends.jobs_evidence import RESULT_MARK, TaskEvidence, failure_of, marked
+from deepspeed_provider.backends.jobs_states import latest_attempts, status_of
+from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
+from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+from deepspeed_provider.training.code_archive import build_code_archive, training_code
+from deepspeed_provider.training.driver_side import RETURNED, launch_script
+
+log = logging.getLogger(__name__)
+
+JOBS: Final = "2.2/jobs/runs"
+CLUSTERS: Final = "2.1/clusters"
+RUNS_A_PAGE: Final = 25
+REQUEST_FILE: Final = "request.json"
+_SCRIPT: Final = "launch.py"
+GONE_ID: Final = "gone"
+
+
+class DatabricksJobsBackend:
+    """The six verbs of ``Backend`` on one workspace.
+
+    Args:
+        wire: carries requests; the Databricks provider's hook with what it lacks.
+        settings: how runs are submitted; needed by ``submit`` only.
+    """
+
+    name = "databricks_jobs"
+
+    def __init__(self, wire: WorkspaceWire, settings: JobSettings | None = None) -> None:
+        self._wire = wire
+        self._settings = settings
+        self._files = WorkspaceFiles(wire)
+
+    def mint(self, request: RunRequest, identity: RunIdentity) -> RunHandle:
+        return RunHandle(
+            backend=self.name,
+            token=identity.token,
+            generation=identity.generation,
+            output_uri=request.output_uri,
+            world_size=request.world_size,
+            ids={},
+        )
+
+    def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
+        """Raises SpecError for fields of the user's that contradict ours, before anything is sent."""
+        # Its state first: whoever has an id knows that it arrived.
+        if handle.ids.get("run_id") and self.poll(handle).state is not RunState.LOST:
+            return handle
+        if self._settings is None:
+            raise ValueError("a run is submitted by a backend with job settings")
+        folder = self._settings.code_folder.rstrip("/")
+        code = _code(request, folder)
+        # Where runs leave their files may be storage that only the cluster reads.
+        place = f"{path_of(request.output_uri) or f'{folder}/requests/{handle.token}'}/{REQUEST_FILE}"
+        body = submit_body(request, handle.token, self._settings, script=code.script, parameters=[place])
+        try:
+            self._send_code(code)
+            self._files.write(place, json.dumps(_request_file(request, handle), indent=2).encode())
+            answer = self._wire.post(f"{JOBS}/submit", body)
+        except WireRefused as refused:
+            if _was_deleted(refused):
+                return _with_ids(handle, run_id=GONE_ID)
+            raise FineTuneError(_refusal(refused)) from refused
+        return _with_ids(handle, run_id=str(answer["run_id"]))
+
+    def poll(self, handle: RunHandle) -> RunStatus:
+        run_id = handle.ids.get("run_id")
+        if run_id == GONE_ID:
+            return RunStatus(state=RunState.LOST, detail="somebody deleted the run")
+        if run_id is None:
+            found = self._alive(handle)
+            detail = "no run of this name is active"
+            return RunStatus(state=RunState.UNSEEN, detail=detail) if found is None else status_of(found)
+        try:
+            with _patience():
+                return status_of(self._wire.get(f"{JOBS}/get", {"run_id": run_id}))
+        except WireRefused as refused:
+            return _unknown_run(refused)
+
+    async def apoll(self, handle: RunHandle) -> RunStatus:
+        """``poll`` in an event loop, of a run whose id is known."""
+        run_id = handle.ids["run_id"]
+        try:
+            with _patience():
+                return status_of(await self._wire.aget(f"{JOBS}/get", {"run_id": run_id}))
+        except WireRefused as refused:
+            return _unknown_run(refused)
+
+    def result(self, handle: RunHandle) -> Any:
+        run_id = handle.ids.get("run_id")
+        try:
+            with _patience():
+                run = self._whole(run_id or "")
+        except WireRefused as refused:
+            raise FineTuneError(_lost(str(refused))) from refused
+        status = status_of(run)
+        if not status.state.terminal:
+            raise ValueError(f"run {handle.token[:12]} has no result yet: it is {status.state}")
+        tasks = [self._evidence(task) for task in latest_attempts(run)]
+        if status.state is not RunState.SUCCEEDED:
+            raise FineTuneError(failure_of(run, tasks))
+        for kept in self._returned(handle, tasks):
+            if kept.get("token") == handle.token:
+                return kept.get("value")
+        raise FineTuneError(_no_result(run))
+
+    def cancel(self, handle: RunHandle) -> None:
+        run_id = handle.ids.get("run_id")
+        if run_id is None:
+            found = self._alive(handle)
+            if found is None:
+                return
+            run_id = str(found["run_id"])
+        if run_id == GONE_ID:
+            return
+        try:
+            with _patience():
+                self._wire.post(f"{JOBS}/cancel", {"run_id": int(run_id)})
+        except WireRefused as refused:
+            if not _is_unknown(refused):
+                raise
+
+    def read_texts(self, uri_pattern: str) -> dict[str, str]:
+        """Nothing of storage that the workspace does not read."""
+        path = path_of(uri_pattern)
+        with _patience():
+            return {} if path is None else self._files.read_texts(path)
+
+    def page_url(self, handle: RunHandle) -> str | None:
+        """Address of the run's page, for people."""
+        if not handle.ids.get("run_id") or handle.ids["run_id"] == GONE_ID:
+            return None
+        url = self._wire.get(f"{JOBS}/get", {"run_id": handle.ids["run_id"]}).get("run_page_url")
+        return str(url) if url else None
+
+    def _send_code(self, code: _Code) -> None:
+        """Once for each content, by which the folder is named. The script comes last, and stands for both."""
+        if _SCRIPT not in self._files.names(code.folder):
+            self._files.write(code.archive, code.data)
+            self._files.write(code.script, launch_script(code.archive.rpartition("/")[2]).encode())
+
+    def _alive(self, handle: RunHandle) -> dict[str, Any] | None:
+        """The active run of this handle's name, when nothing was noted of its submission."""
+        query: dict[str, Any] = {"active_only": "true", "run_type": "SUBMIT_RUN", "limit": RUNS_A_PAGE}
+        while True:
+            with _patience():
+                answer = self._wire.get(f"{JOBS}/list", query)
+            for run in answer.get("runs") or ():
+                if str(run.get("run_name", "")).endswith(name_mark(handle.token)):
+                    return dict(run)
+            if not answer.get("next_page_token"):
+                return None
+            query = {**query, "page_token": answer["next_page_token"]}
+
+    def _whole(self, run_id: str) -> dict[str, Any]:
+        """The run with the tasks of all its pages."""
+        run: dict[str, Any] = {}
+        query: dict[str, Any] = {"run_id": run_id}
+        while True:
+            answer = self._wire.get(f"{JOBS}/get", query)
+            tasks = [*run.get("tasks", ()), *(answer.get("tasks") or ())]
+            run = {**answer, "tasks": tasks}
+            if not answer.get("next_page_token"):
+                return run
+            query = {**query, "page_token": answer["next_page_token"]}
+
+    def _evidence(self, task: Mapping[str, Any]) -> TaskEvidence:
+        """Whatever can be read; what cannot be is left out, since something has failed anyway."""
+        cluster_id = (task.get("cluster_instance") or {}).get("cluster_id")
+        output = self._look(f"{JOBS}/get-output", {"run_id": task.get("run_id")}) if task.get("run_id") else {}
+        if cluster_id is None:
+            return TaskEvidence(task=task, output=output)
+        cluster = self._look(f"{CLUSTERS}/get", {"cluster_id": cluster_id})
+        return TaskEvidence(task=task, output=output, cluster=cluster, events=list(self._events(cluster_id)))
+
+    def _look(self, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._wire.get(path, query)
+        except WireRefused as refused:
+            log.info("%s cannot be read: %s", path, refused)
+            return {}
+
+    def _events(self, cluster_id: str) -> Iterator[Mapping[str, Any]]:
+        body: dict[str, Any] = {"cluster_id": cluster_id, "order": "ASC"}
+        while True:
+            try:
+                answer = self._wire.post(f"{CLUSTERS}/events", body)
+            except WireRefused as refused:
+                log.info("events of cluster %s cannot be read: %s", cluster_id, refused)
+                return
+            yield from answer.get("events") or ()
+            if not answer.get("next_page_token"):
+                return
+            body = {**body, "page_token": answer["next_page_token"]}
+
+    def _returned(self, handle: RunHandle, tasks: list[TaskEvidence]) -> Iterator[dict[str, Any]]:
+        """What the driver side kept, from its file or from the marked line that it printed."""
+        for text in self.read_texts(f"{handle.output_uri}/{RETURNED}").values():
+            try:
+                yield json.loads(text)
+            except ValueError:
+                continue
+        for task in tasks:
+            yield from marked(str(task.output.get("logs") or ""), RESULT_MARK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Code:
+    """The code that travels, and where it lies."""
+
+    folder: str
+    archive: str
+    data: bytes
+
+    @property
+    def script(self) -> str:
+        return f"{self.folder}/{_SCRIPT}"
+
+
+def _code(request: RunRequest, folder: str) -> _Code:
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = build_code_archive((*training_code(), *request.code), Path(scratch))
+        place = f"{folder}/{archive.stem}"
+        return _Code(folder=place, archive=f"{place}/{archive.name}", data=archive.read_bytes())
+
+
+def _request_file(request: RunRequest, handle: RunHandle) -> dict[str, Any]:
+    """What the driver side reads (``training/driver_side.py``)."""
+    return {
+        "token": handle.token,
+        "entry": request.entry,
+        "payload": dict(request.payload),
+        "nodes": request.nodes,
+        "gpus_per_node": request.gpus_per_node,
+        "use_gpu": request.use_gpu,
+        "deepspeed_config": None if request.deepspeed_config is None else dict(request.deepspeed_config),
+        "environment": dict(request.environment),
+        "output_uri": request.output_uri,
+    }
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """A refused token says nothing about the run: it may be renewed before the deadline."""
+    try:
+        yield
+    except WireRefused as refused:
+        if refused.status in (401, 403):
+            raise BackendUnavailable(f"the workspace refuses us: {refused}") from refused
+        raise
+
+
+def _with_ids(handle: RunHandle, **ids: str) -> RunHandle:
+    return RunHandle.from_json({**handle.to_json(), "ids": {**handle.ids, **ids}})
+
+
+def _is_unknown(refused: WireRefused) -> bool:
+    """Whether the workspace holds no such run; the API says so with 400 or 404."""
+    return refused.status in (400, 404)
+
+
+def _unknown_run(refused: WireRefused) -> RunStatus:
+    if _is_unknown(refused):
+        return RunStatus(state=RunState.LOST, detail=str(refused))
+    raise refused
+
+
+def _was_deleted(refused: WireRefused) -> bool:
+    text = refused.message.lower()
+    return refused.status == 400 and "token" in text and "deleted" in text
+
+
+def _refusal(refused: WireRefused) -> Failure:
+    return Failure(
+        kind=FailureKind.USER,
+        message=f"Databricks refuses the run: {refused}",
+        evidence="answer to the submission",
+    )
+
+
+def _lost(text: str) -> Failure:
+    return Failure(kind=FailureKind.TRANSIENT, message=f"the workspace holds no such run: {text}", evidence="run state")
+
+
+def _no_result(run: Mapping[str, Any]) -> Failure:
+    return Failure(
+        kind=FailureKind.UNKNOWN,
+        message="the run succeeded, but neither its folder nor its output holds its result",
+        evidence="task's output",
+        detail=f"run page: {run.get('run_page_url', 'unknown')}",
+    )
