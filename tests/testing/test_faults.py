@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -189,6 +190,7 @@ def threads() -> set[str]:
 
 
 def test_stopping_leaves_no_thread_and_no_socket() -> None:
+    gc.collect()  # what other tests left
     open_before = psutil.Process().num_fds()
     with FakeWorkspace() as workspace:
         port = workspace.port

@@ -32,6 +32,7 @@ class RunRequest:
             ``progress.json``, ``failure-rank<N>.json`` and ``result.json`` there.
         environment: extra environment variables of the ranks; no secrets.
         name: for people who look at the cluster's own list of runs.
+        python: minor version, such as ``3.12``, that alone reads what is pickled in the payload; empty for any.
         timeout_s: after which the platform itself should stop the run, should nobody else be left to do it.
     """
 
@@ -45,6 +46,7 @@ class RunRequest:
     deepspeed_config: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
+    python: str = ""
     timeout_s: float | None = None
 
     @property

@@ -7,6 +7,7 @@ out whether a run that nothing was noted of has arrived: the API has no look-up 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import tempfile
@@ -98,8 +99,10 @@ class DatabricksJobsBackend:
             return _unknown_run(refused)
 
     async def apoll(self, handle: RunHandle) -> RunStatus:
-        """``poll`` in an event loop, of a run whose id is known."""
-        run_id = handle.ids["run_id"]
+        """``poll`` in an event loop."""
+        run_id = handle.ids.get("run_id")
+        if run_id in (None, GONE_ID):
+            return await asyncio.to_thread(self.poll, handle)
         try:
             with _patience():
                 return status_of(await self._wire.aget(f"{JOBS}/get", {"run_id": run_id}))

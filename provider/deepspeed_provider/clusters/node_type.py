@@ -68,6 +68,7 @@ class NodeType:
         poor_network: Databricks advises against training over several such nodes.
         dbu_per_hour, on_demand_usd_per_hour, spot_usd_per_hour: None where it was not found, or is not sold.
         usd_per_dbu: of a job's compute.
+        most_machines: of it at once, a driver included, by the quota of the workspace; None where nothing limits them.
         price_date: of the machine's price; :data:`OWN_PRICE` for a user's own without a date.
     """
 
@@ -92,6 +93,7 @@ class NodeType:
     support: Support
     notes: str
     price_doubts: frozenset[PriceDoubt] = frozenset()
+    most_machines: int | None = None
 
     @property
     def launchable(self) -> bool:
@@ -108,6 +110,12 @@ class NodeType:
         if machine is None or self.dbu_per_hour is None:
             raise ValueError(f"{self.node_type_id} has no known {'spot' if spot else 'on-demand'} price")
         return machine + self.dbu_per_hour * self.usd_per_dbu
+
+    def most_nodes(self, most: int) -> int:
+        """Nodes that may train, at most ``most``: a cluster of several takes one machine more, for its driver."""
+        if self.most_machines is None:
+            return most
+        return min(most, max(1, self.most_machines - 1))
 
     def named(self, node_type_id: str) -> bool:
         """Whether this id means it; clouds' lists differ in case."""

@@ -61,12 +61,13 @@ def _generation(node_type: NodeType, constraints: Constraints) -> str:
 
 
 def _divides(job: Job, node_type: NodeType, constraints: Constraints) -> bool:
-    counts = node_counts(job, node_type.gpus, least=constraints.min_nodes, most=constraints.max_nodes)
+    most = node_type.most_nodes(constraints.max_nodes)
+    counts = node_counts(job, node_type.gpus, least=constraints.min_nodes, most=most)
     return next(counts, None) is not None
 
 
 def _division(job: Job, node_type: NodeType, constraints: Constraints) -> str:
-    nodes = f"{constraints.min_nodes} to {constraints.max_nodes}"
+    nodes = f"{constraints.min_nodes} to {node_type.most_nodes(constraints.max_nodes)}"
     return (
         f"an effective batch of {job.effective_batch_size} does not divide over {nodes} nodes "
         f"of {node_type.gpus} GPU{'s' if node_type.gpus > 1 else ''}"

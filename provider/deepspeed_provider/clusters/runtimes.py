@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -69,10 +69,41 @@ def runtime(spark_version: str) -> Runtime:
 
 def default_runtime(attention: Attention = Attention.SDPA) -> Runtime:
     """The newest with long-term support; for flash attention, with a flash-attn that was built for its torch."""
-    return next(
+    return _newest(attention)[0]
+
+
+def offered_runtime(asked: str, attention: Attention, offered: Collection[str]) -> tuple[Runtime, tuple[str, ...]]:
+    """The runtime of a cluster in a workspace that has those of ``offered``, and warnings.
+
+    ``asked``: its key; empty for the newest with long-term support, which steps back, with a warning, to the newest
+    that the workspace has too. Raises :class:`SpecError` where it lacks what was asked for, or has none that suits.
+    """
+    suited = [found for found in _newest(attention) if found.spark_version in offered]
+    if asked:
+        if asked in offered:
+            return runtime(asked), ()
+        works = f"Use {suited[0].spark_version!r}, or leave it out." if suited else "Leave it out."
+        raise SpecError([_not_offered(asked, "is not among the runtimes of this workspace", works)])
+    if not suited:
+        works = f"Known are {', '.join(found.spark_version for found in _newest(attention))}."
+        raise SpecError([_not_offered(None, "this workspace has no runtime that is known to suit", works)])
+    newest = default_runtime(attention)
+    if suited[0] == newest:
+        return newest, ()
+    used = suited[0].spark_version
+    return suited[0], (f"This workspace does not have runtime {newest.spark_version}: {used} is used instead.",)
+
+
+def _newest(attention: Attention) -> list[Runtime]:
+    """Those with long-term support, the newest first."""
+    return [
         found
         for found in reversed(runtimes())
         if found.supported_until
         and found.has_distributor
         and (attention is not Attention.FLASH or not found.flash_attn_torch)
-    )
+    ]
+
+
+def _not_offered(asked: str | None, problem: str, suggestion: str) -> FieldProblem:
+    return FieldProblem(field="spark_version", value=asked, problem=problem, suggestion=suggestion)

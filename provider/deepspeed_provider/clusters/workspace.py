@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which node types one workspace has, by its own answer to ``GET /api/2.1/clusters/list-node-types``."""
+"""What one workspace has, by its own answers to ``clusters/list-node-types`` and ``clusters/spark-versions``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ STATUS_REASONS: Final = {
     "NotAvailableInRegion": "not available in this workspace's region",
     "NotEnabledOnSubscription": "not enabled on this workspace's subscription",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkspaceOffers:
+    """What a workspace says that it has.
+
+    Attributes:
+        node_types: its answer to list-node-types, as it came.
+        spark_versions: keys of its runtimes.
+    """
+
+    node_types: Mapping[str, Any]
+    spark_versions: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +68,8 @@ def restricted(node_types: Iterable[NodeType], answer: Mapping[str, Any]) -> Wor
         if reason:
             missing[node.node_type_id] = reason
             continue
-        available.append(dataclasses.replace(node, node_type_id=entry["node_type_id"]))
+        machines = _most_machines(entry, node)
+        available.append(dataclasses.replace(node, node_type_id=entry["node_type_id"], most_machines=machines))
         count = entry.get("num_gpus")
         if count is not None and count != node.gpus:
             warnings.append(f"{entry['node_type_id']}: this workspace counts {count} GPUs, the catalogue {node.gpus}")
@@ -100,7 +114,18 @@ def _refusal(entry: Mapping[str, Any], node: NodeType) -> str:
         reasons.append("deprecated in this workspace")
     if entry.get("is_hidden"):
         reasons.append("hidden in this workspace")
-    quota = info.get("available_core_quota")
-    if isinstance(quota, int) and quota < node.cores:
+    quota = _core_quota(entry)
+    if quota is not None and quota < node.cores:
         reasons.append(f"needs {node.cores} cores of quota, {quota} are left of {info.get('total_core_quota', '?')}")
     return "; ".join(reasons)
+
+
+def _core_quota(entry: Mapping[str, Any]) -> int | None:
+    """Cores of this type that may still be started; Azure tells."""
+    quota = (entry.get("node_info") or {}).get("available_core_quota")
+    return quota if isinstance(quota, int) else None
+
+
+def _most_machines(entry: Mapping[str, Any], node: NodeType) -> int | None:
+    quota = _core_quota(entry)
+    return None if quota is None else quota // node.cores

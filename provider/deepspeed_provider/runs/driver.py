@@ -199,7 +199,10 @@ class RunDriver:
             return self._submit(job, record)
         status = self._poll(record)
         arrived = status.state not in (RunState.LOST, RunState.UNSEEN)
-        self._seen_alive |= arrived and not status.state.terminal
+        self._seen_alive |= status.state in (RunState.PENDING, RunState.RUNNING)
+        if status.state is RunState.TERMINATING and not self._seen_alive and not record.found_ending:
+            record = replace(record, found_ending=True)
+            self._store.save(record)
         if record.phase is Phase.MINTED and arrived:
             record = record.submitted()  # It had arrived, though its submitter did not live to note it.
             self._store.save(record)
@@ -210,7 +213,7 @@ class RunDriver:
             now_s=self._clock(),
             has_stored_result=stored is not None,
             has_started=started,
-            by_person=status.by_person and self._seen_alive,
+            by_person=status.by_person and self._seen_alive and not record.found_ending,
         )
         self._checkpoint(record)
         if action is Verdict.WAIT:

@@ -54,6 +54,7 @@ class RunRecord:
         max_tries: the task instance's, when the record was last taken up; it grows when somebody clears
             the task, and never on a retry.
         replacements: generations minted within one execution since a platform lost or cancelled a run.
+        found_ending: the run was on its way out when an execution found it, so that nobody has cancelled it since.
     """
 
     key: str
@@ -67,6 +68,7 @@ class RunRecord:
     deadline_s: float | None = None
     max_tries: int = 0
     replacements: int = 0
+    found_ending: bool = False
 
     def submitted(self) -> RunRecord:
         return replace(self, phase=Phase.SUBMITTED)

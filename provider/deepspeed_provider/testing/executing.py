@@ -85,7 +85,7 @@ class ExecutingWorkspace(FakeWorkspace):
         environment: Mapping[str, str] | None = None,
         cloud: str = "aws",
     ) -> None:
-        super().__init__(cloud=cloud, speed=1.0)
+        super().__init__(cloud=cloud, speed=1.0, ended=lambda *_: None)
         self.contents = MountedContents(root / "files")
         self.files.contents = self.contents
         self.default_behaviour = behaviour(start_s=0, run_s=FOR_EVER_S, stop_s=FOR_EVER_S)

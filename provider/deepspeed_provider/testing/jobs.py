@@ -99,7 +99,7 @@ class Jobs:
                 raise invalid("Retrieving the output of runs with multiple tasks is not supported.")
             return run_json.output(run, max(run.attempt_ids.values()), now_ms)
 
-    def list(self, query: Mapping[str, Any]) -> dict[str, Any]:
+    def listing(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """``runs/list``, the newest first."""
         size = whole(query, "limit", RUNS_A_PAGE) or MOST_RUNS_A_PAGE
         if not 0 < size <= MOST_RUNS_A_PAGE:

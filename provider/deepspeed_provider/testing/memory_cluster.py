@@ -24,14 +24,13 @@ from deepspeed_provider.backends.base import (
     RunStatus,
 )
 from deepspeed_provider.errors import FineTuneError
+from deepspeed_provider.testing.results import ROWS, usual_result
 from deepspeed_provider.testing.run_scripts import Script, succeeds
-from deepspeed_provider.training.evaluate import compare
 
 if TYPE_CHECKING:
     from deepspeed_provider.training.prepare import PrepareSettings
 
 BASE_URI: Final = "memory://runs"
-ROWS: Final = 100
 Answer = TypeVar("Answer")
 
 
@@ -59,14 +58,15 @@ class FakeRun:
 
     def result(self, token: str) -> dict[str, Any]:
         """What rank 0 returns."""
-        request = self.request
-        usual = {
-            "job": request.payload.get("job"),
+        asked = self.request
+        request = {
             "token": token,
-            "world_size": request.world_size,
-            **(_evaluated(request) if request.payload.get("job") == "evaluate" else _tuned(request)),
+            "payload": asked.payload,
+            "output_uri": asked.output_uri,
+            "nodes": asked.nodes,
+            "gpus_per_node": asked.gpus_per_node,
         }
-        return {**usual, **self.script.result}
+        return {**usual_result(request), **self.script.result}
 
 
 @dataclass
@@ -234,14 +234,3 @@ class FakeSession:
 
     def interruptAll(self) -> list[str]:
         return []
-
-
-def _tuned(request: RunRequest) -> dict[str, Any]:
-    metrics = {"first_train_loss": 3.0, "train_loss": 2.0, "eval_loss": 2.0, "eval_perplexity": 7.389, "steps": 1}
-    return {"metrics": metrics, "model_uri": f"{request.output_uri}/model", "mlflow_model_uri": None}
-
-
-def _evaluated(request: RunRequest) -> dict[str, Any]:
-    asked = request.payload.get("evaluation") or {}
-    rows = asked.get("rows") or ROWS // 10
-    return {"metrics": compare(3.0, 2.0), "samples": [], "rows": rows, "tuned_uri": asked.get("tuned_uri")}

@@ -46,6 +46,7 @@ class Run:
         url: of its page.
         attempt_ids: run ids of the tasks' attempts; the first has one from the start, later ones when they begin.
         cancels: how often somebody asked to cancel it.
+        printed: by attempt's run id, what its code printed beside what its ending says.
     """
 
     run_id: int
@@ -58,6 +59,7 @@ class Run:
     cancelled_ms: int | None = None
     cancels: int = 0
     attempt_ids: dict[tuple[str, int], int] = field(default_factory=dict)
+    printed: dict[int, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -148,7 +150,8 @@ def output(run: Run, run_id: int, now_ms: int) -> dict[str, Any]:
     if attempt is None or attempt.phase(now_ms) not in (Phase.TERMINATING, Phase.ENDED):
         return answer
     ending = attempt.ending
-    found = {"error": ending.error, "error_trace": ending.error_trace, "logs": ending.logs or None}
+    logs = "\n".join(filter(None, [ending.logs, run.printed.get(run_id)]))
+    found = {"error": ending.error, "error_trace": ending.error_trace, "logs": logs or None}
     return {**answer, **{name: text for name, text in found.items() if text is not None}, "logs_truncated": False}
 
 

@@ -19,6 +19,7 @@ from deepspeed_provider.testing.faults import EVERYTHING, Fault, Faults
 from deepspeed_provider.testing.files import Files
 from deepspeed_provider.testing.jobs import Jobs
 from deepspeed_provider.testing.offers import node_types_of, spark_versions
+from deepspeed_provider.testing.played_training import play
 from deepspeed_provider.testing.run_json import Run
 from deepspeed_provider.testing.secret_scopes import SecretScopes
 from deepspeed_provider.testing.server import HOST, Handler, Request, Server
@@ -42,6 +43,7 @@ class FakeWorkspace:
         speed: virtual seconds a real second.
         ended: told once of each attempt whose code has ended, by the first request that finds it so, before its answer:
             with the run, the task's key and the attempt. Write here, into ``files``, what the code would have written.
+            Without it trainings of this provider leave what they leave on a real cluster.
 
     Attributes:
         clock: its time. faults: what goes wrong on the way. files: Volumes and workspace files.
@@ -57,7 +59,7 @@ class FakeWorkspace:
         cloud: str = "aws",
         poll_s: float = 0.0,
         speed: float = 0.0,
-        ended: Callable[[Run, str, Attempt], None] = lambda *_: None,
+        ended: Callable[[Run, str, Attempt], None] | None = None,
     ) -> None:
         self.clock = VirtualClock(poll_s=poll_s, speed=speed)
         self.faults = Faults()
@@ -75,7 +77,7 @@ class FakeWorkspace:
             creator=USER,
             behaviour=lambda: self._scripted.popleft() if self._scripted else self.default_behaviour,
             offers=self._offers,
-            ended=ended,
+            ended=ended or (lambda *attempt: play(self.files, *attempt)),
         )
         self._server = Server(
             self._routes(), accepts=lambda token: token in self.tokens, faults=self.faults, page=self._page
@@ -171,7 +173,7 @@ class FakeWorkspace:
         return {
             ("POST", "jobs/runs/submit"): lambda asked: jobs.submit(asked.arguments),
             ("GET", "jobs/runs/get"): lambda asked: jobs.get(_id(asked), asked.arguments),
-            ("GET", "jobs/runs/list"): lambda asked: jobs.list(asked.arguments),
+            ("GET", "jobs/runs/list"): lambda asked: jobs.listing(asked.arguments),
             ("GET", "jobs/runs/get-output"): lambda asked: jobs.output(_id(asked)),
             ("POST", "jobs/runs/cancel"): lambda asked: jobs.cancel(_id(asked)),
             ("POST", "jobs/runs/delete"): lambda asked: jobs.delete(_id(asked)),

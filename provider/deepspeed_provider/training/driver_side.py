@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import failures, rank_output, storage
+from . import failures, own_code, rank_output, storage
 
 RESULT_MARK = "deepspeed-provider result: "
 FAILURE_MARK = "deepspeed-provider failure: "
@@ -23,7 +23,9 @@ def launch_script(archive: str) -> str:
     return (
         "# Starts a DeepSpeed training: python launch.py REQUEST\n"
         "import os, sys\n"
-        f"code = os.path.join(os.path.dirname(os.path.abspath(__file__)), {archive!r})\n"
+        # Not __file__, which is there only where the file is run as a script, and not where its text is.
+        "here = os.path.dirname(os.path.abspath(sys._getframe().f_code.co_filename))\n"
+        f"code = os.path.join(here, {archive!r})\n"
         "sys.path.insert(0, code)\n"
         "from deepspeed_provider.training.driver_side import main\n"
         "main(sys.argv[1], code)\n"
@@ -31,18 +33,23 @@ def launch_script(archive: str) -> str:
 
 
 def main(request_uri: str, code: str) -> None:
-    """Runs the request and prints one marked line with what rank 0 returned, or why there is nothing."""
+    """Runs the request and prints one marked line with what rank 0 returned, or lines with why there is nothing."""
     request = storage.read_json(request_uri)
     os.environ.update(request.get("environment") or {})
     try:
+        own_code.require_python(request.get("python") or "")
         require_hardware(request)
         returned = start(request, code)
     except BaseException as error:
         tell_failure(request, error)
         raise
     kept = {"token": request["token"], "value": returned}
-    storage.write_json(storage.join(request["output_uri"], RETURNED), kept)
     print(RESULT_MARK + json.dumps(kept), flush=True)  # noqa: T201  (read from the task's output)
+    uri = storage.join(request["output_uri"], RETURNED)
+    try:
+        storage.write_json(uri, kept)
+    except Exception as error:  # noqa: BLE001  (the line holds it too)
+        print(f"{uri} cannot be written: {error}", flush=True)  # noqa: T201
 
 
 def require_hardware(request: Mapping[str, Any]) -> None:
@@ -106,7 +113,7 @@ def tell_failure(request: Mapping[str, Any], error: BaseException) -> None:
     for rank in range(request["nodes"] * request["gpus_per_node"]):
         try:
             records.append(storage.read_json(storage.join(request["output_uri"], f"failure-rank{rank}.json")))
-        except (OSError, ValueError):
+        except Exception:  # noqa: BLE001  (a driver of storage may raise anything, or be missing)
             continue
     if not records and isinstance(error, failures.InputError):
         records = [{"kind": failures.USER, "type": "InputError", "message": str(error), "rank": None}]

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import failures, guardian, storage
+from . import failures, guardian, once, storage
 from .plan import TrainingPlan
 from .progress import Reporter
 from .ranks import Rank, choose_accelerator, leave_process_group, peak_memory_bytes
@@ -49,13 +46,14 @@ def main(payload: dict[str, Any]) -> dict[str, Any]:
         return _run_once(payload, rank, reporter)
     except BaseException as error:
         if isinstance(output_uri, str):
-            _write_failure(output_uri, error, rank, reporter)
+            now = reporter.now
+            once.write_failure(output_uri, error, rank, phase=now.phase, step=now.step)
         raise
 
 
 def _run_once(payload: dict[str, Any], rank: Rank, reporter: Reporter) -> dict[str, Any]:
     plan = parse_plan(payload)
-    if not _mark_started(plan, rank):
+    if not once.mark_started(plan.output_uri, plan.token, rank):
         return _earlier_result(plan)
     if rank.world_size != plan.world_size:
         raise failures.InputError(
@@ -99,12 +97,6 @@ def job_of(plan: TrainingPlan) -> Job:
     raise failures.InputError(f"job = {plan.job!r}: unknown. Use 'finetune' or 'evaluate'.")
 
 
-def _mark_started(plan: TrainingPlan, rank: Rank) -> bool:
-    marker = {"token": plan.token, "rank": rank.rank, "host": socket.gethostname(), "time": time.time()}
-    text = json.dumps(marker, sort_keys=True) + "\n"
-    return storage.create_text(storage.join(plan.output_uri, f"started-rank{rank.rank}.json"), text)
-
-
 def _earlier_result(plan: TrainingPlan) -> dict[str, Any]:
     """The result of the first start. Raises AlreadyStarted, since training twice would be paid twice."""
     try:
@@ -114,24 +106,4 @@ def _earlier_result(plan: TrainingPlan) -> dict[str, Any]:
     if result.get("token") == plan.token:
         log.warning("this generation has finished before: handing back its result")
         return result
-    raise failures.AlreadyStarted(
-        f"a run has already started in {plan.output_uri}, and this is a second start of it (a stage retry of the "
-        "cluster, or an output folder used twice). It is not trained again; start a new generation."
-    )
-
-
-def _write_failure(output_uri: str, error: BaseException, rank: Rank, reporter: Reporter) -> None:
-    """Leave this rank's failure file, unless an earlier start has left one: that is nearer to the cause."""
-    record = failures.failure_record(
-        error,
-        rank=rank.rank,
-        phase=reporter.now.phase,
-        step=reporter.now.step,
-        peak_memory_bytes=peak_memory_bytes(rank.use_gpu),
-        time_s=time.time(),
-    )
-    uri = storage.join(output_uri, f"failure-rank{rank.rank}.json")
-    try:
-        storage.create_text(uri, json.dumps(record, indent=2, sort_keys=True) + "\n")
-    except Exception as storage_error:  # noqa: BLE001  (the error itself matters more than its file)
-        print(f"{uri} cannot be written: {storage_error}", file=sys.stderr, flush=True)  # noqa: T201
+    raise once.second_start(plan.output_uri)

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, PolledInLoops, RunHandle, RunStatus
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, PolledInLoops, RunHandle, RunState, RunStatus
 from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.record import Outcome
 from deepspeed_provider.runs.tracking import end_run
@@ -27,7 +27,8 @@ Connect = Callable[[], Awaitable[Backend]]
 class DurableRunTrigger(BaseTrigger):
     """Polls a run until it ends, its deadline passes, or it cannot be watched.
 
-    Fires exactly one event: ``{"status": "terminal" | "deadline" | "error", "state": …, "message": …}``.
+    Fires exactly one event: ``{"status": "terminal" | "unseen" | "deadline" | "error", "state": …, "message": …}``;
+    a run is unseen when its submission got no answer, and has to be sent again.
     The judgement is the operator's. An unreachable cluster is asked again until the deadline.
 
     :param handle: ``RunHandle.to_json()``.
@@ -129,6 +130,8 @@ class DurableRunTrigger(BaseTrigger):
             try:
                 backend = backend or await self._connect()
                 status = await _poll(backend, handle)
+                if status.state is RunState.UNSEEN:
+                    return {"status": "unseen", "state": None, "message": status.detail}
                 if status.state.terminal:
                     await self._show_progress(backend, handle)
                     return {"status": "terminal", "state": status.state.value, "message": status.detail}
@@ -185,7 +188,7 @@ class DurableRunTrigger(BaseTrigger):
                     await asyncio.to_thread(backend.cancel, handle)
                     asked = True
                 status = await _poll(backend, handle)
-                if status.state.terminal:
+                if status.state.terminal or status.state is RunState.UNSEEN:
                     self.log.info("Run %s has stopped: %s.", handle.token[:12], status.state)
                     return
             except Exception as error:  # noqa: BLE001  (it costs money until it stops: keep asking)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rank 0 of a training returns where nothing trains: enough for the tasks that come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from deepspeed_provider.training.evaluate import compare
+
+ROWS: Final = 100
+
+
+def usual_result(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the job that the request's payload names.
+
+    Args:
+        request: ``token``, ``payload``, ``output_uri``, ``nodes`` and ``gpus_per_node`` of a run request.
+    """
+    job = request["payload"].get("job")
+    return {
+        "job": job,
+        "token": request["token"],
+        "world_size": request["nodes"] * request["gpus_per_node"],
+        **(_evaluated(request["payload"]) if job == "evaluate" else _tuned(request["output_uri"])),
+    }
+
+
+def _tuned(output_uri: str) -> dict[str, Any]:
+    metrics = {"first_train_loss": 3.0, "train_loss": 2.0, "eval_loss": 2.0, "eval_perplexity": 7.389, "steps": 1}
+    return {"metrics": metrics, "model_uri": f"{output_uri}/model", "mlflow_model_uri": None}
+
+
+def _evaluated(payload: Mapping[str, Any]) -> dict[str, Any]:
+    asked = payload.get("evaluation") or {}
+    rows = asked.get("rows") or ROWS // 10
+    return {"metrics": compare(3.0, 2.0), "samples": [], "rows": rows, "tuned_uri": asked.get("tuned_uri")}

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exactly once through the Jobs API, in blocking and in deferrable mode, against a fake workspace."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from deepspeed_provider.testing import endings, faults
+from deepspeed_provider.testing.workspace import FakeWorkspace
+
+from operators.fake_task import Crash, crash_at
+from operators.workspace_task import WorkspaceTask
+
+SUBMIT, GET = "jobs/runs/submit", "jobs/runs/get"
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with FakeWorkspace() as found:
+        monkeypatch.setenv("AIRFLOW_CONN_DATABRICKS_DEFAULT", found.connection_json)
+        yield found
+
+
+@pytest.fixture
+def task(workspace: FakeWorkspace) -> WorkspaceTask:
+    return WorkspaceTask(workspace=workspace)
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "deferrable"])
+def deferrable(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+def deferred_task(task: WorkspaceTask) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(deferrable=True)
+    return deferred.value
+
+
+def test_one_run_its_result_and_a_link_to_it(task: WorkspaceTask, deferrable: bool) -> None:
+    output = task.run(deferrable=deferrable)
+    (run,) = task.workspace.runs
+    assert output["generation"] == 1
+    assert output["token"] == run.token
+    assert task.xcoms["databricks_run_url"] == run.url
+    assert task.record["phase"] == "closed"
+
+
+def test_code_is_uploaded_once_for_all_runs_and_tasks(task: WorkspaceTask, workspace: FakeWorkspace) -> None:
+    task.run(deferrable=False)
+    task.clear()
+    task.run(deferrable=False)
+    uploads = [request.path for request in workspace.requests if request.method == "PUT"]
+    assert sum(path.endswith(".zip") for path in uploads) == 1
+    assert sum(path.endswith("launch.py") for path in uploads) == 1
+    assert sum(path.endswith("request.json") for path in uploads) == 2
+
+
+@pytest.mark.parametrize("moment", range(1, 46))
+def test_a_worker_killed_at_any_request_leaves_one_run(task: WorkspaceTask, moment: int, deferrable: bool) -> None:
+    task.on_call = task.store.on_call = crash_at(moment)
+    outputs = []
+    for _ in range(3):
+        try:
+            outputs.append(task.run(deferrable=deferrable))
+            break
+        except Crash:
+            continue
+    assert len(outputs) == 1
+    assert outputs[0]["generation"] == 1
+    assert len(task.workspace.runs) == 1
+    assert task.workspace.runs[0].cancels == 0
+
+
+LOST = {
+    "answer": faults.lost_response(),
+    "request": faults.lost_request(),
+    "503 after": faults.server_error(after=True),
+}
+
+
+@pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
+def test_a_submission_whose_answer_is_lost_is_one_run(
+    task: WorkspaceTask, deferrable: bool, fault: faults.Fault
+) -> None:
+    task.workspace.fault(fault, path=SUBMIT, times=6)  # longer than one call is patient
+    task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+
+
+STORMS = {
+    "429 with a time": (faults.too_many_requests(30), 8),
+    "429 with more than a call's patience": (faults.too_many_requests(300), 3),
+    "503": (faults.server_error(503), 12),
+    "dropped connections": (faults.lost_request(), 12),
+    "token refused, and accepted again": (faults.refused_token(401), 5),
+    "permission refused, and given again": (faults.refused_token(403), 5),
+}
+
+
+@pytest.mark.parametrize(("fault", "times"), STORMS.values(), ids=STORMS)
+def test_nothing_that_passes_ends_the_wait(
+    task: WorkspaceTask, deferrable: bool, fault: faults.Fault, times: int
+) -> None:
+    task.workspace.fault(fault, path=GET, times=times, skip=2)
+    task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+    assert task.workspace.runs[0].cancels == 0
+
+
+def test_a_state_that_is_not_known_yet_is_waited_through(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(running_as="SOMETHING_NEW")
+    task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+
+
+def test_a_full_workspace_is_waited_for(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(queue_s=3600.0)
+    task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+
+
+FAILURES = {
+    "user code": (endings.fails("ValueError: no rows"), "no rows", True),
+    "one rank's GPU among echoes": (endings.out_of_gpu_memory(rank=3, ranks=4), "GPU_OOM on rank 3", False),
+    "the same without files": (
+        endings.out_of_gpu_memory(rank=3, ranks=4, failure_files=False),
+        "GPU_OOM: the training failed",
+        False,
+    ),
+    "host memory": (endings.host_killed(), "HOST_OOM", False),
+    "library": (endings.library_failure(), "peft", False),
+    "no machines": (endings.stock_out(), "CAPACITY", True),
+    "spot machine taken": (endings.spot_loss(), "CAPACITY", True),
+    "the platform": (endings.internal_error(), "TRANSIENT", True),
+}
+
+
+@pytest.mark.parametrize(("ending", "said", "retried"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_has_its_cause_and_its_kind(
+    task: WorkspaceTask, deferrable: bool, ending: endings.Ending, said: str, retried: bool
+) -> None:
+    task.workspace.next_run(ending)
+    with pytest.raises(AirflowException) as caught:
+        task.run(deferrable=deferrable)
+    assert said in str(caught.value)
+    assert isinstance(caught.value, AirflowFailException) is not retried
+    task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 2, "a retry after a judgement is a run of its own"
+
+
+def test_a_failure_without_ranks_names_the_run_page(task: WorkspaceTask) -> None:
+    task.workspace.next_run(endings.stock_out())
+    with pytest.raises(AirflowException, match="AWS_INSUFFICIENT_INSTANCE_CAPACITY_FAILURE") as caught:
+        task.run(deferrable=False)
+    assert task.workspace.runs[0].url in str(caught.value)
+
+
+def test_cancelled_on_databricks_by_somebody_is_the_end(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(run_s=1e6)
+    deferred = deferred_task(task)
+    task.workspace.jobs.cancel(task.workspace.runs[0].run_id)
+    with pytest.raises(AirflowFailException, match="somebody cancelled the run"):
+        task.after(deferred)
+    assert len(task.workspace.runs) == 1
+    assert task.record["outcome"] == "cancelled"
+
+
+def test_a_retry_just_after_a_cancel_of_ours_waits_for_the_end_and_runs_anew(
+    task: WorkspaceTask, deferrable: bool
+) -> None:
+    """The stock operator attaches to the dying run, and fails with it."""
+    task.workspace.next_run(run_s=1e6, stop_s=300.0)
+    deferred_task(task)
+    task.workspace.jobs.cancel(task.workspace.runs[0].run_id)
+    output = task.run(deferrable=deferrable)
+    assert output["generation"] == 2
+    assert len(task.workspace.runs) == 2
+
+
+def test_clearing_a_live_run_attaches_and_a_success_runs_anew(task: WorkspaceTask, deferrable: bool) -> None:
+    deferred_task(task)
+    task.clear()
+    assert task.run(deferrable=deferrable)["generation"] == 1
+    task.clear()
+    assert task.run(deferrable=deferrable)["generation"] == 2
+    assert [run.cancels for run in task.workspace.runs] == [0, 0]
+
+
+def test_a_run_that_somebody_deleted_is_replaced(task: WorkspaceTask) -> None:
+    task.workspace.next_run(run_s=1e6)
+    deferred = deferred_task(task)
+    task.workspace.jobs.forget(task.workspace.runs[0].run_id)
+    assert task.after(deferred)["generation"] == 2
+
+
+def test_a_token_whose_run_was_deleted_gives_way_to_the_next_generation(task: WorkspaceTask, deferrable: bool) -> None:
+    """The worker died before it could note the run, and the run was deleted before the next try."""
+    task.on_call = lambda path, moment: crash_at(1)(path, moment) if (path, moment) == (SUBMITTED) else None
+    with pytest.raises(Crash):
+        task.run(deferrable=deferrable)
+    (run,) = task.workspace.runs
+    task.workspace.jobs.forget(run.run_id)
+    task.on_call = lambda *_: None
+    assert task.run(deferrable=deferrable)["generation"] == 2
+
+
+SUBMITTED = ("2.2/jobs/runs/submit", "after")
+
+
+def test_a_result_outlives_its_run(task: WorkspaceTask, workspace: FakeWorkspace) -> None:
+    deferred = deferred_task(task)
+    workspace.advance(10_000)
+    workspace.jobs.get(workspace.runs[0].run_id, {})
+    workspace.jobs.forget(workspace.runs[0].run_id)
+    assert task.after(deferred)["generation"] == 1
+    assert workspace.runs == []
+
+
+def test_a_deadline_cancels_and_watches_the_run_stop(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(run_s=1e6, stop_s=60.0)
+    task.options["timeout"] = timedelta(hours=2)
+    with pytest.raises(AirflowFailException, match="deadline"):
+        task.run(deferrable=deferrable)
+    (run,) = task.workspace.runs
+    assert run.cancels == 1
+    assert run.course(task.workspace.clock.now_ms).phase == "ENDED"
+    assert run.body["timeout_seconds"] == 2 * 3600 + 900, "should nobody be left to cancel it"
+
+
+def test_storage_that_only_the_cluster_reads_tells_by_marked_lines(workspace: FakeWorkspace, deferrable: bool) -> None:
+    task = WorkspaceTask(workspace=workspace, base_uri="s3://bucket/runs")
+    assert task.run(deferrable=deferrable)["generation"] == 1
+    workspace.next_run(endings.out_of_gpu_memory(rank=1, ranks=2))
+    task.clear()
+    with pytest.raises(AirflowFailException, match="GPU_OOM on rank 1 at step 1"):
+        task.run(deferrable=deferrable)
+    assert not [path for path in workspace.files.contents if "returned" in path]
+
+
+def test_a_refused_submission_fails_at_once_with_its_reason(task: WorkspaceTask, workspace: FakeWorkspace) -> None:
+    workspace.node_types.clear()
+    with pytest.raises(AirflowFailException, match=r"g5\.xlarge"):
+        task.run(deferrable=False)
+    assert workspace.runs == []
+    assert task.record["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "deferred", "running", None])
+def test_a_killed_trigger_cancels_for_a_task_that_has_ended_only(task: WorkspaceTask, state: str | None) -> None:
+    import asyncio
+
+    task.workspace.next_run(run_s=1e6)
+    deferred = deferred_task(task)
+
+    async def states(**_: Any) -> Any:
+        return {"manual__1": {"train": state}}
+
+    asyncio.run(task.trigger(deferred, get_task_states=states).on_kill())
+    (run,) = task.workspace.runs
+    assert run.cancels == (1 if state in ("failed", "success") else 0)
+    assert (run.course(task.workspace.clock.now_ms).phase == "ENDED") is bool(run.cancels)
