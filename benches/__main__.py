@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from benches import accuracy, overhead, parse_time, search, throughput
+from benches import accuracy, overhead, parse_time, poller, search, throughput
 
 BENCHES = {
     "accuracy": accuracy.measure,
@@ -13,6 +13,7 @@ BENCHES = {
     "search": search.measure,
     "parse": parse_time.measure,
     "overhead": overhead.measure,
+    "poller": poller.measure,
 }
 
 

@@ -9,6 +9,8 @@ from functools import partial
 import command_line
 import pytest
 from deepspeed_provider.clusters.node_types import Cloud, node_types
+from deepspeed_provider.testing import faults
+from deepspeed_provider.testing.workspace import FakeWorkspace
 
 run = partial(command_line.run, "catalog", columns=120)
 as_json = partial(command_line.as_json, "catalog")
@@ -118,3 +120,64 @@ class TestDiff:
         assert result.exit_code == 2
         assert f"FILE '{tmp_path}': cannot be read" in result.stderr
         assert "--cloud 'ibm'" in result.stderr
+
+
+class TestRefresh:
+    @pytest.fixture
+    def workspace(self, monkeypatch):
+        with FakeWorkspace(cloud="azure") as found:
+            monkeypatch.setenv("AIRFLOW_CONN_DATABRICKS_DEFAULT", found.connection_json)
+            monkeypatch.setenv("AIRFLOW_CONN_MINE", found.connection_json)
+            yield found
+
+    def test_it_is_the_diff_of_what_the_workspace_says_now(self, workspace, tmp_path):
+        workspace.node_types[1]["node_info"] = {"available_core_quota": 0, "total_core_quota": 24}
+        file = tmp_path / "types.json"
+        said = as_json("refresh", "--save", str(file))
+        assert said == as_json("diff", str(file))
+        (short,) = [one for one in said["missing"] if "quota" in one["reason"]]
+        assert short["node_type_id"] == workspace.node_types[1]["node_type_id"]
+        assert json.loads(file.read_text()) == {"node_types": workspace.node_types}, "as it came"
+
+    def test_the_answer_that_was_kept_serves_a_plan(self, workspace, tmp_path):
+        file = tmp_path / "types.json"
+        run("refresh", "--save", str(file))
+        words = ["--parameters", "7B", "--method", "lora", "--tokens", "1M", "--workspace-node-types", str(file)]
+        assert {one["cloud"] for one in command_line.as_json("plan", *words)["candidates"]} == {"azure"}
+
+    def test_for_a_person_by_another_connection(self, workspace):
+        result = run("refresh", "--conn-id", "mine")
+        assert result.exit_code == 0
+        assert "Known, and can be launched" in result.output
+        assert workspace.requests
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            pytest.param(
+                ["--conn-id", "none_such"],
+                "--conn-id 'none_such': Airflow has no such connection. Define it in Airflow, or as "
+                "AIRFLOW_CONN_NONE_SUCH.",
+                id="no connection",
+            ),
+            pytest.param(["--save", "/no/such/folder/x.json"], "--save '/no/such/folder/x.json': cannot be", id="file"),
+            pytest.param(["--conn-id", "none_such", "--cloud", "ibm"], "--cloud 'ibm'", id="all problems"),
+        ],
+    )
+    def test_what_is_wrong(self, workspace, words, said):
+        result = run("refresh", *words)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [
+            pytest.param(faults.refused_token(403), "the workspace refuses: ", id="refused"),
+            pytest.param(faults.too_many_requests(3600), "no answer: the workspace asks for 3600 s", id="no answer"),
+        ],
+    )
+    def test_a_workspace_that_does_not_tell(self, workspace, fault, said):
+        workspace.fault(fault, path="clusters/*", times=10)
+        result = run("refresh")
+        assert result.exit_code == 2
+        assert f"--conn-id 'databricks_default': {said}" in result.stderr

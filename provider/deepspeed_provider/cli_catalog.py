@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,6 +16,7 @@ from rich.text import Text
 from deepspeed_provider.cli_plan import option
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import GIB, print_list
+from deepspeed_provider.cli_workspace import asked_node_types, save_answer
 from deepspeed_provider.clusters.gpus import GIGA
 from deepspeed_provider.clusters.gpus import gpu as gpu_named
 from deepspeed_provider.clusters.node_type import OWN_PRICE
@@ -65,9 +67,36 @@ def catalog_diff(
     as_json: Annotated[bool, option("", "Print one JSON object.", PANEL, "--json")] = False,
 ) -> None:
     """Compare the catalogue with a workspace: what it can launch, what it lacks, what the catalogue does not know."""
-    asked = {"cloud": cloud, "catalog": catalog}
+    _show_diff(lambda: read_answer(file, "FILE"), {"cloud": cloud, "catalog": catalog}, as_json=as_json)
+
+
+@catalog_app.command("refresh")
+def catalog_refresh(
+    conn_id: Annotated[
+        str, option("ID", "Airflow's connection of type databricks. (default: databricks_default)", PANEL)
+    ] = "databricks_default",
+    save: Annotated[
+        str | None, option("FILE", "Keep the answer, for `catalog diff` and `plan --workspace-node-types`.", PANEL)
+    ] = None,
+    cloud: Annotated[str | None, option("NAME", "Of the workspace. (default: that of most types)", PANEL)] = None,
+    catalog: Annotated[str | None, option("FILE", "Your own rows, as CSV or JSON.", PANEL)] = None,
+    as_json: Annotated[bool, option("", "Print one JSON object.", PANEL, "--json")] = False,
+) -> None:
+    """Ask a workspace for its node types, and compare the catalogue with them as `catalog diff` does."""
+
+    def ask() -> Mapping[str, Any]:
+        answer = asked_node_types(conn_id)
+        if save is not None:
+            save_answer(answer, save)
+        return answer
+
+    asked = {"cloud": cloud, "catalog": catalog, "conn_id": conn_id, "save": save}
+    _show_diff(ask, asked, as_json=as_json)
+
+
+def _show_diff(answer: Callable[[], Mapping[str, Any]], asked: dict[str, str | None], *, as_json: bool) -> None:
     try:
-        seen = _seen(file, asked)
+        seen = _seen(answer, asked)
     except SpecError as error:
         tell(error, asked, as_json=as_json)
         raise typer.Exit(2) from None
@@ -90,10 +119,10 @@ def _asked(asked: dict[str, str | None]) -> list[NodeType]:
     ]
 
 
-def _seen(file: str, asked: dict[str, str | None]) -> WorkspaceTypes:
+def _seen(read: Callable[[], Mapping[str, Any]], asked: dict[str, str | None]) -> WorkspaceTypes:
     """A workspace is in one cloud: what the others have is nothing that it lacks."""
     problems: list[FieldProblem] = []
-    answer = tried(lambda: read_answer(file, "FILE"), problems)
+    answer = tried(read, problems)
     node_types = tried(lambda: _asked(asked), problems)
     if problems or answer is None or node_types is None:
         raise SpecError(problems)

@@ -13,7 +13,7 @@ REFERENCE: Final = re.compile(r"\{\{secrets/[^/{}]+/[^/{}]+\}\}")
 HIDDEN: Final = "(hidden)"
 
 _NAMES: Final = re.compile(
-    r"(?:^|[_.-])(?:token|password|passwd|secret|credentials?|api_?key|access_?key|account_?key|private_?key)$",
+    r"(?:^|[_.-])(?:token|password|passwd|secret|credentials?|(?:api|access|account|private)[_.-]?key)$",
     re.IGNORECASE,
 )
 _VALUES: Final = re.compile(

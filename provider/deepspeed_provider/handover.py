@@ -7,17 +7,14 @@ They are used as they are, or refused before anything is submitted; pure, no I/O
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, Final
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 
 from deepspeed_provider.deepspeed_config.check import check
 from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Severity
 from deepspeed_provider.deepspeed_config.subject import Subject
 from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.handed_plan import HandedPlan, field_problem, read_object, read_plan
 from deepspeed_provider.planning import Hardware, Plan, plan
 from deepspeed_provider.sizing.options import Method, Optimizer
 from deepspeed_provider.spec import FineTuneSpec
@@ -31,43 +28,6 @@ BATCH_NAMES: Final = {
 # Warnings of the checker that the training cannot let pass: it reads the usual names and types only, and what it
 # receives is stored where people look.
 REFUSED_WARNINGS: Final = ("deprecated-key", "old-bf16-name", "loose-type", "secret-in-configuration")
-LONGEST_VALUE: Final = 80
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    nodes: int
-    gpus_per_node: int
-    gradient_checkpointing: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Chosen:
-    gpu: str
-    settings: _Settings
-    node_type_id: str | None = None  # of hardware that is there, none is known
-
-    def __str__(self) -> str:
-        machine = self.node_type_id or f"{self.settings.gpus_per_node} {self.gpu}"
-        return f"{self.settings.nodes} x {machine}"
-
-    @property
-    def hardware(self) -> Hardware:
-        return Hardware(nodes=self.settings.nodes, gpus_per_node=self.settings.gpus_per_node)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GpuPlan:
-    """As much of a plan's JSON as is read here."""
-
-    model: str
-    method: str
-    lora_rank: int | None
-    optimizer: str
-    sequence_length: int
-    effective_batch_size: int
-    chosen: _Chosen
-    deepspeed_config: dict[str, Any]
 
 
 def plan_with_gpu_plan(spec: FineTuneSpec, hardware: Hardware, given: object) -> Plan:
@@ -80,8 +40,8 @@ def plan_with_gpu_plan(spec: FineTuneSpec, hardware: Hardware, given: object) ->
     Raises:
         SpecError: for what is no plan, is one of another training, or of other hardware than there is.
     """
-    asked = _gpu_plan(_read(given, "plan", "Hand over what GpuPlanOperator returns."))
-    problems = [*_other_training(spec, asked), *_other_hardware(hardware, asked.chosen)]
+    asked = read_plan(given)
+    problems = [*_other_training(spec, asked), *_other_hardware(hardware, asked)]
     if problems:
         raise SpecError(problems)
     config = {**asked.deepspeed_config, "gradient_clipping": spec.max_gradient_norm}
@@ -100,7 +60,7 @@ def plan_with_config(spec: FineTuneSpec, hardware: Hardware, given: object) -> P
     Raises:
         SpecError: with all errors that the checker finds, or where spec and configuration contradict each other.
     """
-    content = _read(given, "deepspeed_config", "Give DeepSpeed's configuration as a mapping.")
+    content = read_object(given, "deepspeed_config", "Give DeepSpeed's configuration as a mapping.")
     config = {"gradient_clipping": spec.max_gradient_norm, **content}
     if not set(BATCH_NAMES) & set(content):
         config |= dict(zip(BATCH_NAMES, spec.batch, strict=True))
@@ -179,57 +139,33 @@ def _contradictions(spec: FineTuneSpec, subject: Subject, field: str) -> list[Fi
     ]
 
 
-def _read(given: object, field: str, works: str) -> dict[str, Any]:
-    content = given
-    if isinstance(given, str):
-        try:
-            content = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise SpecError([_problem(field, given, f"is not JSON ({error})", works)]) from None
-    if not isinstance(content, Mapping):
-        raise SpecError([_problem(field, given, "is no JSON object", works)])
-    return dict(content)
-
-
-def _gpu_plan(content: Mapping[str, Any]) -> _GpuPlan:
-    if "chosen" in content and content["chosen"] is None:
-        raise SpecError([_problem("plan", content.get("model"), "found nothing that fits", "Ask for less.")])
-    try:
-        return _GPU_PLANS.validate_python(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        text = f"is no plan of a cluster ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        works = "Hand over all of what GpuPlanOperator returns."
-        raise SpecError([_problem("plan", sorted(map(str, content)), text, works)]) from None
-
-
-def _other_training(spec: FineTuneSpec, asked: _GpuPlan) -> list[FieldProblem]:
+def _other_training(spec: FineTuneSpec, asked: HandedPlan) -> list[FieldProblem]:
     """Whatever would need more memory than was planned, or train something else."""
     method, length, batch = spec.method.value, spec.sequence_length, spec.effective_batch_size
     problems = []
     if method != asked.method:
         text = f"the plan is for {asked.method}"
-        problems.append(_problem("method", method, text, f"Use it, or plan with method {method!r}."))
+        problems.append(field_problem("method", method, text, f"Use it, or plan with method {method!r}."))
     elif asked.lora_rank is not None and spec.lora_rank > asked.lora_rank:
         text = f"the plan is for adapters of rank {asked.lora_rank}"
         works = f"Use at most {asked.lora_rank}, or plan with lora_rank {spec.lora_rank}."
-        problems.append(_problem("lora_rank", spec.lora_rank, text, works))
+        problems.append(field_problem("lora_rank", spec.lora_rank, text, works))
     if asked.optimizer != Optimizer.ADAMW.value:
         text = f"the plan is for {asked.optimizer}, and this training steps with AdamW, whose states differ"
-        problems.append(_problem("optimizer", asked.optimizer, text, "Plan with optimizer 'adamw'."))
+        problems.append(field_problem("optimizer", asked.optimizer, text, "Plan with optimizer 'adamw'."))
     if length > asked.sequence_length:
         text = f"the plan is for sequences of {asked.sequence_length} tokens"
         works = f"Use at most {asked.sequence_length}, or plan with sequence_length {length}."
-        problems.append(_problem("sequence_length", length, text, works))
+        problems.append(field_problem("sequence_length", length, text, works))
     if batch not in (None, asked.effective_batch_size):
         text = f"the plan is for {asked.effective_batch_size} sequences a step"
         works = f"Leave it out, or plan with effective_batch_size {batch}."
-        problems.append(_problem("effective_batch_size", batch, text, works))
+        problems.append(field_problem("effective_batch_size", batch, text, works))
     return problems
 
 
-def _other_hardware(hardware: Hardware, chosen: _Chosen) -> list[FieldProblem]:
-    wanted = chosen.hardware
+def _other_hardware(hardware: Hardware, asked: HandedPlan) -> list[FieldProblem]:
+    wanted = asked.hardware
     found = (hardware.nodes, hardware.gpus_per_node, hardware.use_gpu)
     if found == (wanted.nodes, wanted.gpus_per_node, wanted.use_gpu):
         return []
@@ -238,13 +174,4 @@ def _other_hardware(hardware: Hardware, chosen: _Chosen) -> list[FieldProblem]:
         f"On such a cluster give the spec ranks {wanted.ranks}, and the operator nodes={wanted.nodes} and "
         "use_gpu=True; without a plan, settings follow the hardware that is there."
     )
-    return [_problem("plan", str(chosen), text, works)]
-
-
-def _problem(field: str, value: object, problem: str, suggestion: str) -> FieldProblem:
-    if isinstance(value, str) and len(value) > LONGEST_VALUE:
-        value = f"{value[:LONGEST_VALUE]}…"
-    return FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)
-
-
-_GPU_PLANS: Final = TypeAdapter(_GpuPlan)
+    return [field_problem("plan", str(asked.chosen), text, works)]

@@ -29,7 +29,9 @@ def get_provider_info() -> dict[str, Any]:
     }
 
 
-_OPERATORS = tuple(f"deepspeed_provider.operators.{name}" for name in ("dataset", "finetune", "plan", "register"))
+_OPERATORS = tuple(
+    f"deepspeed_provider.operators.{name}" for name in ("dataset", "finetune", "own_training", "plan", "register")
+)
 
 _SPARK_CONNECT: dict[str, Any] = {
     "connection-type": "spark_connect",

@@ -92,3 +92,4 @@ def test_time_that_is_paid_for_counts_from_the_cluster_on():
     over = {"start_time": 1_000, "end_time": 61_000}
     going_on = {"start_time": 100_000, "end_time": 0}
     assert billed_seconds({"tasks": [over, going_on, {"task_key": "queued"}]}, now_ms=130_000) == 60 + 30
+    assert billed_seconds({"tasks": [{**over, "queue_duration": 45_000}]}, now_ms=130_000) == 15

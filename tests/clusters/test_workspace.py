@@ -101,3 +101,14 @@ def test_another_count_of_gpus_is_a_warning():
 def test_what_is_no_answer(answer):
     with pytest.raises(SpecError, match="is no answer of list-node-types"):
         restricted(node_types(), answer)
+
+
+@pytest.mark.parametrize(
+    ("quota", "machines", "nodes"),
+    [(None, None, 4), (96, 1, 1), (191, 1, 1), (192, 2, 1), (288, 3, 2), (480, 5, 4), (9600, 100, 4)],
+)
+def test_a_quota_bounds_machines_of_which_several_need_a_driver(quota, machines, nodes):
+    fields = {} if quota is None else {"node_info": {"available_core_quota": quota}}
+    (found,) = restricted(node_types(), {"node_types": [entry("Standard_ND96asr_v4", **fields)]}).available
+    assert found.most_machines == machines
+    assert found.most_nodes(4) == nodes

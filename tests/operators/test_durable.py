@@ -483,6 +483,7 @@ def test_the_trigger_gets_every_setting() -> None:
         "poll_interval_s": 7.0,
         "mlflow_run_id": None,
         "tracking_uri": None,
+        "usd_per_hour": None,
     }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
-from deepspeed_provider.operators.finetune import ENTRY, DeepSpeedEvaluateOperator, DeepSpeedFineTuneOperator
+from deepspeed_provider.operators.finetune import DeepSpeedEvaluateOperator, DeepSpeedFineTuneOperator
+from deepspeed_provider.operators.training_job import ENTRY
 from deepspeed_provider.planning import Hardware
 from deepspeed_provider.spec import FineTuneSpec
 from deepspeed_provider.testing.memory_cluster import FakeBackend, FakeCluster

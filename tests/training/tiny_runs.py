@@ -37,10 +37,11 @@ open(sys.argv[2] + os.environ["RANK"], "w").write(json.dumps(result))
 # Many plans in one torchrun: each in a fork of ranks that have imported the libraries already. Frozen, what
 # they imported is left alone by the garbage collections that DeepSpeed forces at each start.
 MANY_SCRIPT = """
-import gc, importlib, json, os, sys, time, traceback
+import contextlib, gc, importlib, json, os, sys, time, traceback
 from deepspeed_provider.training import launcher
 for name in {imports!r}:
-    importlib.import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):  # older releases lack some
+        importlib.import_module(name)
 gc.collect()
 gc.freeze()
 rank = os.environ["RANK"]
@@ -246,10 +247,13 @@ def torchrun_many(
     processes: int = 2,
     sabotage: dict[int, str] | None = None,
     also_import: tuple[str, ...] = (),
+    python: Path | str = sys.executable,
+    packages: tuple[Path, ...] = (),
 ) -> list[Outcome]:
     """Run plans one after the other, in ranks that pay for importing once; each plan has a text of its own.
 
-    ``sabotage`` is code that the ranks of the plan with that number run beforehand.
+    ``sabotage`` is code that the ranks of the plan with that number run beforehand. Folders in ``packages``
+    come before what ``python`` has installed.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     jobs = [
@@ -258,7 +262,8 @@ def torchrun_many(
     ]
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     (scratch / "train.py").write_text(MANY_SCRIPT.format(imports=(*MANY_IMPORTS, *also_import)))
-    done = _start_torchrun(scratch, processes, {}, timeout_s=300 + 40 * len(plans))
+    env = {"PYTHONPATH": search_path(*packages)}
+    done = _start_torchrun(scratch, processes, env, timeout_s=300 + 40 * len(plans), python=python)
     assert done.returncode == 0, done.stdout[-6000:]
     return [_outcome_of_many(scratch, number, plan, processes) for number, plan in enumerate(plans)]
 
@@ -281,13 +286,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def search_path(*folders: Path) -> str:
+    """A ``PYTHONPATH`` of these folders and the provider's code."""
+    return os.pathsep.join(map(str, [*folders, PACKAGE_ROOT]))
+
+
 def _start_torchrun(
-    scratch: Path, processes: int, env: dict[str, str], *, timeout_s: float
+    scratch: Path, processes: int, env: dict[str, str], *, timeout_s: float, python: Path | str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [str(python), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     return subprocess.run(
         [*command, "train.py", "plan.json", "returned"],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), "OMP_NUM_THREADS": "1", **env},
+        env={**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1", **env},
         cwd=scratch,
         text=True,
         stdout=subprocess.PIPE,

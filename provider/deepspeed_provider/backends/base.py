@@ -135,7 +135,15 @@ class RunStatus:
 
 
 class BackendUnavailable(Exception):
-    """The cluster did not answer. Says nothing about the run: ask again, until a deadline."""
+    """The cluster did not answer. Says nothing about the run: ask again, until a deadline.
+
+    Attributes:
+        retry_after_s: for how long the cluster wants to be left alone, where it says so.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Backend(Protocol):
@@ -172,9 +180,9 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class PolledInLoops(Protocol):
-    """A backend that is polled without a thread."""
+class Billed(Protocol):
+    """A backend whose runs cost money by the hour."""
 
-    async def apoll(self, handle: RunHandle) -> RunStatus:
-        """``Backend.poll`` of a run that was submitted, in an event loop."""
+    def billed_seconds(self, handle: RunHandle, now_ms: float) -> float | None:
+        """How long the run's cluster has been paid for; None where nothing is known."""
         ...

@@ -64,7 +64,9 @@ def _python(request: RunRequest, cluster: Mapping[str, Any], place: str) -> list
     if not request.python or found is None or found.python == request.python:
         return []
     fitting = [each.spark_version for each in runtimes() if each.python == request.python and each.has_distributor]
-    runtime = f"take a runtime with Python {request.python} ({', '.join(fitting)})" if fitting else "use its Python here"
+    runtime = (
+        f"take a runtime with Python {request.python} ({', '.join(fitting)})" if fitting else "use its Python here"
+    )
     problem = FieldProblem(
         field=place,
         value=version,

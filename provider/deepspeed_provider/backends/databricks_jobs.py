@@ -7,20 +7,20 @@ out whether a run that nothing was noted of has arrived: the API has no look-up 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deepspeed_provider.backends.base import BackendUnavailable, RunHandle, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.base import RunHandle, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.cluster_fit import require_fit
 from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
 from deepspeed_provider.backends.jobs_evidence import RESULT_MARK, TaskEvidence, failure_of, marked
-from deepspeed_provider.backends.jobs_states import latest_attempts, status_of
+from deepspeed_provider.backends.jobs_queries import JOBS, active_runs, is_unknown, patience, unknown_run
+from deepspeed_provider.backends.jobs_states import billed_seconds, latest_attempts, status_of
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
 from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
@@ -29,9 +29,7 @@ from deepspeed_provider.training.driver_side import RETURNED, launch_script
 
 log = logging.getLogger(__name__)
 
-JOBS: Final = "2.2/jobs/runs"
 CLUSTERS: Final = "2.1/clusters"
-RUNS_A_PAGE: Final = 25
 REQUEST_FILE: Final = "request.json"
 _SCRIPT: Final = "launch.py"
 GONE_ID: Final = "gone"
@@ -63,7 +61,8 @@ class DatabricksJobsBackend:
         )
 
     def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
-        """Raises SpecError for fields of the user's that contradict ours, before anything is sent."""
+        """Raises SpecError for fields of the user's that contradict ours, and for a cluster that cannot serve the run,
+        before anything is sent."""
         # Its state first: whoever has an id knows that it arrived.
         if handle.ids.get("run_id") and self.poll(handle).state is not RunState.LOST:
             return handle
@@ -75,6 +74,7 @@ class DatabricksJobsBackend:
         place = f"{path_of(request.output_uri) or f'{folder}/requests/{handle.token}'}/{REQUEST_FILE}"
         body = submit_body(request, handle.token, self._settings, script=code.script, parameters=[place])
         try:
+            self._require_fit(request, self._settings, place)
             self._send_code(code)
             self._files.write(place, json.dumps(_request_file(request, handle), indent=2).encode())
             answer = self._wire.post(f"{JOBS}/submit", body)
@@ -93,26 +93,15 @@ class DatabricksJobsBackend:
             detail = "no run of this name is active"
             return RunStatus(state=RunState.UNSEEN, detail=detail) if found is None else status_of(found)
         try:
-            with _patience():
+            with patience():
                 return status_of(self._wire.get(f"{JOBS}/get", {"run_id": run_id}))
         except WireRefused as refused:
-            return _unknown_run(refused)
-
-    async def apoll(self, handle: RunHandle) -> RunStatus:
-        """``poll`` in an event loop."""
-        run_id = handle.ids.get("run_id")
-        if run_id in (None, GONE_ID):
-            return await asyncio.to_thread(self.poll, handle)
-        try:
-            with _patience():
-                return status_of(await self._wire.aget(f"{JOBS}/get", {"run_id": run_id}))
-        except WireRefused as refused:
-            return _unknown_run(refused)
+            return unknown_run(refused)
 
     def result(self, handle: RunHandle) -> Any:
         run_id = handle.ids.get("run_id")
         try:
-            with _patience():
+            with patience():
                 run = self._whole(run_id or "")
         except WireRefused as refused:
             raise FineTuneError(_lost(str(refused))) from refused
@@ -137,16 +126,16 @@ class DatabricksJobsBackend:
         if run_id == GONE_ID:
             return
         try:
-            with _patience():
+            with patience():
                 self._wire.post(f"{JOBS}/cancel", {"run_id": int(run_id)})
         except WireRefused as refused:
-            if not _is_unknown(refused):
+            if not is_unknown(refused):
                 raise
 
     def read_texts(self, uri_pattern: str) -> dict[str, str]:
         """Nothing of storage that the workspace does not read."""
         path = path_of(uri_pattern)
-        with _patience():
+        with patience():
             return {} if path is None else self._files.read_texts(path)
 
     def page_url(self, handle: RunHandle) -> str | None:
@@ -156,6 +145,19 @@ class DatabricksJobsBackend:
         url = self._wire.get(f"{JOBS}/get", {"run_id": handle.ids["run_id"]}).get("run_page_url")
         return str(url) if url else None
 
+    def billed_seconds(self, handle: RunHandle, now_ms: float) -> float | None:
+        """How long clusters of the run have been there, their start included."""
+        run_id = handle.ids.get("run_id")
+        return None if not run_id or run_id == GONE_ID else billed_seconds(self._whole(run_id), now_ms)
+
+    def _require_fit(self, request: RunRequest, settings: JobSettings, place: str) -> None:
+        """Not of a request that lies there: it may have become a run, which a change of its cluster must not hide."""
+        if not (settings.existing_cluster_id or request.python):
+            return
+        folder, _, name = place.rpartition("/")
+        if name not in self._files.names(folder):
+            require_fit(request, settings, lambda found: self._wire.get(f"{CLUSTERS}/get", {"cluster_id": found}))
+
     def _send_code(self, code: _Code) -> None:
         """Once for each content, by which the folder is named. The script comes last, and stands for both."""
         if _SCRIPT not in self._files.names(code.folder):
@@ -164,16 +166,16 @@ class DatabricksJobsBackend:
 
     def _alive(self, handle: RunHandle) -> dict[str, Any] | None:
         """The active run of this handle's name, when nothing was noted of its submission."""
-        query: dict[str, Any] = {"active_only": "true", "run_type": "SUBMIT_RUN", "limit": RUNS_A_PAGE}
+        page_token: str | None = None
         while True:
-            with _patience():
-                answer = self._wire.get(f"{JOBS}/list", query)
+            with patience():
+                answer = self._wire.get(*active_runs(page_token))
             for run in answer.get("runs") or ():
                 if str(run.get("run_name", "")).endswith(name_mark(handle.token)):
                     return dict(run)
-            if not answer.get("next_page_token"):
+            page_token = answer.get("next_page_token")
+            if not page_token:
                 return None
-            query = {**query, "page_token": answer["next_page_token"]}
 
     def _whole(self, run_id: str) -> dict[str, Any]:
         """The run with the tasks of all its pages."""
@@ -256,36 +258,15 @@ def _request_file(request: RunRequest, handle: RunHandle) -> dict[str, Any]:
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
         "use_gpu": request.use_gpu,
+        "python": request.python,
         "deepspeed_config": None if request.deepspeed_config is None else dict(request.deepspeed_config),
         "environment": dict(request.environment),
         "output_uri": request.output_uri,
     }
 
 
-@contextmanager
-def _patience() -> Iterator[None]:
-    """A refused token says nothing about the run: it may be renewed before the deadline."""
-    try:
-        yield
-    except WireRefused as refused:
-        if refused.status in (401, 403):
-            raise BackendUnavailable(f"the workspace refuses us: {refused}") from refused
-        raise
-
-
 def _with_ids(handle: RunHandle, **ids: str) -> RunHandle:
     return RunHandle.from_json({**handle.to_json(), "ids": {**handle.ids, **ids}})
-
-
-def _is_unknown(refused: WireRefused) -> bool:
-    """Whether the workspace holds no such run; the API says so with 400 or 404."""
-    return refused.status in (400, 404)
-
-
-def _unknown_run(refused: WireRefused) -> RunStatus:
-    if _is_unknown(refused):
-        return RunStatus(state=RunState.LOST, detail=str(refused))
-    raise refused
 
 
 def _was_deleted(refused: WireRefused) -> bool:

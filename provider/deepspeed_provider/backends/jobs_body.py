@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from deepspeed_provider.backends.base import RunRequest
+from deepspeed_provider.credentials import looks_secret, secret_problem
 from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
 
 TASK_KEY: Final = "deepspeed"
@@ -41,7 +42,8 @@ class JobSettings:
         queue: wait when the workspace has no room, rather than fail.
         run_fields: further fields of ``runs/submit``: ``run_as``, ``access_control_list``, ``email_notifications``,
             ``budget_policy_id``, …
-        task_fields, cluster_fields: further fields of the task and of ``new_cluster``.
+        task_fields, cluster_fields: further fields of the task and of ``new_cluster``. Secrets for the ranks are
+            references in ``spark_env_vars``: ``{"HF_TOKEN": "{{secrets/SCOPE/KEY}}"}``.
     """
 
     code_folder: str
@@ -68,11 +70,25 @@ def job_settings(given: Mapping[str, Any]) -> JobSettings:
             problems.append(
                 FieldProblem(field=f"job.{name}", value=given[name], problem="is no mapping", suggestion=works)
             )
+    problems += _secrets(given)
     if given.get("cluster") and given.get("existing_cluster_id"):
         problems.append(_problem("job.existing_cluster_id", given["existing_cluster_id"], "cluster is given too"))
     if problems:
         raise SpecError(problems)
     return JobSettings(**given)
+
+
+def _secrets(given: Mapping[str, Any]) -> list[FieldProblem]:
+    """Credentials where references to them belong."""
+    return [
+        secret_problem(f"job.{name}.{section}.{key}", key)
+        for name in ("cluster", "cluster_fields")
+        if isinstance(given.get(name), Mapping)
+        for section in ("spark_env_vars", "spark_conf")
+        if isinstance(given[name].get(section), Mapping)
+        for key, value in given[name][section].items()
+        if looks_secret(key, value)
+    ]
 
 
 def run_name(request: RunRequest, token: str) -> str:

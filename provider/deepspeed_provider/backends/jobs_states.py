@@ -168,12 +168,13 @@ def _alive(named: str) -> RunState:
 
 
 def billed_seconds(run: Mapping[str, Any], now_ms: float) -> float:
-    """How long clusters of the run have been there, the time that they take to start included.
+    """How long clusters of the run have been there, the time that they take to start included; a queue costs nothing.
 
     A cluster that is there anyway counts too: its time is the run's.
     """
     seconds = 0.0
     for task in run.get("tasks") or ():
         if start_ms := task.get("start_time"):
-            seconds += max(0.0, (task.get("end_time") or now_ms) - start_ms) / 1000
+            begun_ms = start_ms + (task.get("queue_duration") or 0)
+            seconds += max(0.0, (task.get("end_time") or now_ms) - begun_ms) / 1000
     return seconds

@@ -71,8 +71,10 @@ class WorkspaceFiles:
     def read_texts(self, pattern: str) -> dict[str, str]:
         """Texts of the files whose path matches; only the name may hold wildcards."""
         folder, _, name = pattern.rpartition("/")
+        # A name without any is asked for at once: progress is, again and again.
+        names = fnmatch.filter(self.names(folder), name) if set(name) & set("*?[") else [name]
         found = {}
-        for each in sorted(fnmatch.filter(self.names(folder), name)):
+        for each in sorted(names):
             try:
                 found[each] = self.read(f"{folder}/{each}").decode()
             except (FileNotFoundError, UnicodeDecodeError):

@@ -154,7 +154,7 @@ def _other_deepspeed(found: Runtime) -> list[str]:
         return []
     return [
         f"Runtime {found.spark_version} holds DeepSpeed {found.deepspeed} (by its list of {found.date}), and the "
-        f"configuration is written for {ours}: the task's libraries have to pin deepspeed=={ours}."
+        f"configuration is checked against {ours}: a task that needs that one pins deepspeed=={ours} as a library."
     ]
 
 
@@ -167,5 +167,8 @@ def _warnings(best: Candidate) -> list[str]:
     found += training_warnings(best)
     if best.options.method is not Method.FULL:
         packages = "peft and bitsandbytes" if best.options.method is Method.QLORA else "peft"
-        found.append(f"No runtime of Databricks holds {packages}, which the task has to install.")
+        found.append(
+            f"No runtime of Databricks holds {packages}: the fine-tune's operator pins what it trains with, and a task "
+            "of your own has to install it."
+        )
     return found

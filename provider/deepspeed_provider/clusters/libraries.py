@@ -13,6 +13,7 @@ from deepspeed_provider.errors import FieldProblem, SpecError
 
 # Of the packages that a runtime brings: from these on, ``training`` runs on them as they are.
 LEAST: Final = {"transformers": (4, 50), "deepspeed": (0, 16)}
+LEAST_TEXT: Final = "transformers 4.50 and DeepSpeed 0.16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,7 @@ def require_training(spark_version: str, field: str) -> None:
     if _trains(found):
         return
     newest = next(each for each in reversed(runtimes()) if each.supported_until and _trains(each))
-    least = " and ".join(f"{package} {'.'.join(map(str, version))}" for package, version in LEAST.items())
-    text = f"holds transformers {found.transformers} and DeepSpeed {found.deepspeed}; the training needs {least}"
+    text = f"holds transformers {found.transformers} and DeepSpeed {found.deepspeed}; the training needs {LEAST_TEXT}"
     works = f"Plan with spark_version {newest.spark_version!r}."
     raise SpecError([FieldProblem(field=field, value=spark_version, problem=text, suggestion=works)])
 

@@ -59,7 +59,9 @@ class Ways:
         found = [
             self._bound(node_type, nodes)
             for node_type in node_types
-            for nodes in node_counts(self.job, node_type.gpus, least=limits.min_nodes, most=node_type.most_nodes(limits.max_nodes))
+            for nodes in node_counts(
+                self.job, node_type.gpus, least=limits.min_nodes, most=node_type.most_nodes(limits.max_nodes)
+            )
         ]
         return sorted(found, key=self._order)
 

@@ -37,6 +37,7 @@ class DatabricksWorkspaceHook(DatabricksHook):
     """Carries requests to one workspace (``WorkspaceWire``), in a worker and in an event loop.
 
     :param databricks_conn_id: connection of type ``databricks``.
+    :param attempts: of a call that gets no answer or is put off; 1 for who has patience of its own.
     :param sleep, asleep: how a call waits before it asks again.
     """
 
@@ -44,11 +45,13 @@ class DatabricksWorkspaceHook(DatabricksHook):
         self,
         databricks_conn_id: str = DatabricksHook.default_conn_name,
         *,
+        attempts: int = ATTEMPTS,
         sleep: Callable[[float], None] = time.sleep,
         asleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         super().__init__(databricks_conn_id, timeout_seconds=CALL_TIMEOUT_SECONDS, caller="DeepSpeed")
         self._session: Any = None
+        self._attempts = attempts
         self._sleep = sleep
         self._asleep = asleep
 
@@ -69,7 +72,7 @@ class DatabricksWorkspaceHook(DatabricksHook):
         if self._session is None:
             async with self:
                 return await self.aget(path, query)
-        patience = _Patience()
+        patience = _Patience(self._attempts)
         while True:
             try:
                 await self._a_cache_databricks_conn()
@@ -110,7 +113,7 @@ class DatabricksWorkspaceHook(DatabricksHook):
         body: Mapping[str, Any] | None = None,
         data: bytes | None = None,
     ) -> requests.Response:
-        patience = _Patience()
+        patience = _Patience(self._attempts)
         while True:
             try:
                 response = requests.request(
@@ -166,7 +169,8 @@ class _Bearer(requests.auth.AuthBase):
 class _Patience:
     """How one call goes on after something other than a success."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._attempts = 0
         self._token_renewed = False
 
@@ -180,7 +184,8 @@ class _Patience:
             raise refusal
         asked_s = _seconds(retry_after)
         if asked_s is not None and asked_s > LONGEST_PAUSE_SECONDS:
-            raise BackendUnavailable(f"the workspace asks for {asked_s:g} s of patience: {refusal}") from refusal
+            text = f"the workspace asks for {asked_s:g} s of patience: {refusal}"
+            raise BackendUnavailable(text, retry_after_s=asked_s) from refusal
         return self._next(asked_s, refusal)
 
     def pause_without_answer(self, error: Exception) -> float:
@@ -188,8 +193,9 @@ class _Patience:
 
     def _next(self, asked_s: float | None, error: Exception) -> float:
         self._attempts += 1
-        if self._attempts >= ATTEMPTS:
-            raise BackendUnavailable(f"the workspace does not answer: {type(error).__name__}: {error}") from error
+        if self._attempts >= self._most:
+            text = f"the workspace does not answer: {type(error).__name__}: {error}"
+            raise BackendUnavailable(text, retry_after_s=asked_s) from error
         return float(2 ** (self._attempts - 1)) if asked_s is None else asked_s
 
 

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from deepspeed_provider.backends.base import Backend, RunHandle, RunRequest, RunState
 from deepspeed_provider.backends.jobs_body import JobSettings, job_settings
+from deepspeed_provider.credentials import REFERENCE
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
@@ -32,6 +33,7 @@ from deepspeed_provider.operators.worker_kill import (
     judge_kill,
 )
 from deepspeed_provider.runs import evidence
+from deepspeed_provider.runs.bill import Bill, Meter
 from deepspeed_provider.runs.driver import RunDriver
 from deepspeed_provider.runs.job import Finished, Job, RunFailed, StillRunning, Tracker
 from deepspeed_provider.runs.record import OnClear, Outcome, RunRecord
@@ -126,6 +128,7 @@ class DurableRunOperator(BaseOperator):
         self._told: dict[str, str] = {}
         self._record: RunRecord | None = None
         self._tracker: Tracker = NoTracker()
+        self._meter: Meter | None = None
         self._kill: WorkerKill | None = None
         self._killed = False
         self._timed_out = False
@@ -137,6 +140,12 @@ class DurableRunOperator(BaseOperator):
     def build_output(self, record: RunRecord, result: Any) -> Any:
         """The task's return value."""
         raise NotImplementedError
+
+    def render_template(self, content: Any, *arguments: Any, **options: Any) -> Any:
+        """Leaves references to a workspace's secrets as they are; in Jinja their braces mean something else."""
+        if isinstance(content, str):
+            content = REFERENCE.sub(r"{% raw %}\g<0>{% endraw %}", content)
+        return super().render_template(content, *arguments, **options)
 
     def execute(self, context: Context) -> Any:
         return self._carry_on(context, trigger_errors=0, new_execution=True)
@@ -188,6 +197,10 @@ class DurableRunOperator(BaseOperator):
     def get_links(self, record: RunRecord) -> dict[str, str]:
         """Addresses for people, by the XCom that a link reads."""
         return self.get_platform().get_links(self._backend or self.get_backend(), record.handle)
+
+    def get_usd_per_hour(self) -> float | None:
+        """What the run's cluster costs, where that is known."""
+        return None
 
     def get_tracking_uri(self) -> str | None:
         """The MLflow server, or None for no tracking."""
@@ -241,6 +254,7 @@ class DurableRunOperator(BaseOperator):
     def _work(self, context: Context, trigger_errors: int, new_execution: bool) -> Any:
         job, driver = self._job(context), self._make_driver(context)
         self._tracker = job.tracker
+        self._meter = Meter(usd_per_hour=self.get_usd_per_hour(), clock=self.clock, log=self.log)
         self._kill = WorkerKill(
             look=lambda: self.look_at_task(context),
             judge=lambda view: self._judge_kill(view, context),
@@ -316,6 +330,8 @@ class DurableRunOperator(BaseOperator):
 
     def _show_progress(self, driver: RunDriver, record: RunRecord) -> None:
         try:
+            if self._meter is not None:
+                self._meter.tell_so_far(driver.backend, record.handle)
             texts = driver.backend.read_texts(f"{record.handle.output_uri}/progress.json")
         except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
             self.log.debug("Progress cannot be read: %s", error)
@@ -337,6 +353,7 @@ class DurableRunOperator(BaseOperator):
                 # Of the run that is ours to end; the evaluation's is the fine-tune's.
                 mlflow_run_id=record.mlflow_run_id if isinstance(tracker, MlflowTracker) else None,
                 tracking_uri=tracker.tracking_uri if isinstance(tracker, MlflowTracker) else None,
+                usd_per_hour=self.get_usd_per_hour(),
             ),
             method_name="resume",
             kwargs={"trigger_errors": trigger_errors},
@@ -400,10 +417,21 @@ class DurableRunOperator(BaseOperator):
     def _succeed(self, step: Finished) -> Any:
         self._record = step.record
         self.log.info("Run %s succeeded.", step.record.handle.token[:12])
-        return self.build_output(step.record, step.result)
+        output, bill = self.build_output(step.record, step.result), self._bill(step.record)
+        return {**output, **bill.to_json()} if bill is not None and isinstance(output, dict) else output
+
+    def _bill(self, record: RunRecord) -> Bill | None:
+        """Of a run that has ended."""
+        if self._meter is None or self._backend is None:
+            return None
+        bill = self._meter.read(self._backend, record.handle)
+        if bill is not None:
+            self.log.info("Cost of the run: %s.", bill)
+        return bill
 
     def _fail(self, error: RunFailed) -> NoReturn:
         self._record = error.record
+        self._bill(error.record)
         message = describe(error.failure, error.record)
         raise (AirflowException if error.retryable else AirflowFailException)(message) from error
 

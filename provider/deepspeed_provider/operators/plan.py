@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from deepspeed_provider.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from deepspeed_provider.requested.plan import Planned
+    from deepspeed_provider.clusters.workspace import WorkspaceOffers
 
 MARKDOWN_KEY = "markdown"
 # As which a template renders a Param that is empty.
@@ -27,7 +27,7 @@ class GpuPlanOperator(BaseOperator):
 
     Returns the object that ``deepspeed-provider plan --json`` prints, and pushes the same for people as Markdown
     under the key ``markdown``: the body of an approval. Fails without a retry, naming the nearest miss and what
-    would make it fit, where nothing fits. Pure computation: no cluster is asked and nothing is started.
+    would make it fit, where nothing fits. Nothing is started, and nobody is asked unless a connection is named.
 
     Every field is templated, and numbers and switches may come as text. What renders to nothing, or to ``None``
     as an empty Param does, is not given.
@@ -41,6 +41,8 @@ class GpuPlanOperator(BaseOperator):
     :param catalog: rows and prices of your own over the catalogue's: a list of mappings, or the path of a CSV or JSON
         file.
     :param workspace_node_types: the workspace's answer to list-node-types, or the path of a file that holds it.
+    :param databricks_conn_id: instead, Airflow's connection of type ``databricks``: its workspace is asked for its node
+        types, with the quotas that Azure tells, and for its runtimes.
     :param log_volume: folder of a Volume for the cluster's logs.
     :param tags: of the cluster, beside those of dag, run and task that it has anyway: a mapping, or texts such as
         ``team=ml``.
@@ -48,7 +50,8 @@ class GpuPlanOperator(BaseOperator):
     :param instance_pool_id: pool of the nodes; ``driver_instance_pool_id``: of the driver, where that is another.
     :param single_user_name: whose cluster it is.
     :param script_folder: folder of init scripts; ``model_cache_volume``: folder of a Volume where models stay.
-    :param spark_version: key of a runtime; else the newest with long-term support.
+    :param spark_version: key of a runtime; else the newest with long-term support, that the workspace has where it is
+        asked.
     :param objective: ``cost`` of the whole run, or ``time``.
     :param top: rows of the table.
     :param download: fetch the config of a hub id that is not bundled.
@@ -61,6 +64,7 @@ class GpuPlanOperator(BaseOperator):
         *("log_volume", "tags", "policy_id", "instance_pool_id", "driver_instance_pool_id"),
         *("single_user_name", "script_folder", "model_cache_volume", "spark_version"),
         *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
+        "databricks_conn_id",
     )
     ui_color = "#e6f2e6"
 
@@ -99,6 +103,7 @@ class GpuPlanOperator(BaseOperator):
         spark_version: str | None = None,
         top: int | str | None = None,
         download: bool = False,
+        databricks_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -134,49 +139,80 @@ class GpuPlanOperator(BaseOperator):
         self.spark_version = spark_version
         self.top = top
         self.download = download
+        self.databricks_conn_id = databricks_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from deepspeed_provider.plan_markdown import plan_markdown
-        from deepspeed_provider.plan_texts import miss_lines
-        from deepspeed_provider.requested.plan import planned_as_json
-
+        conn_id = None if is_blank(self.databricks_conn_id) else self.databricks_conn_id
         try:
-            found = self._planned(context)
+            request = self._request()
+            return plan_in_task(request, context, self.log, databricks_conn_id=conn_id, download=self.download)
         except SpecError as error:
             raise AirflowFailException(str(error)) from error
-        markdown = plan_markdown(found)
-        self.log.info("%s", markdown)
-        # A plan that found nothing is shown too: it says why.
-        context["ti"].xcom_push(key=MARKDOWN_KEY, value=markdown)
-        if found.plan.choice.best is None:
-            raise AirflowFailException("\n".join([f"Nothing fits {found.model}.", *miss_lines(found.plan)]))
-        # Plain JSON, as another process would read it from the command line.
-        content: dict[str, Any] = json.loads(json.dumps(planned_as_json(found), allow_nan=False))
-        return content
-
-    def _planned(self, context: Context) -> Planned:
-        from deepspeed_provider.clusters.cluster_body import RunIdentity
-        from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
-        from deepspeed_provider.requested.plan import planned
-
-        instance = context["ti"]
-        run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)
-        return planned(self._request(), ModelSource(fetch=hub_fetch() if self.download else None), run)
 
     def _request(self) -> dict[str, Any]:
         """The options by their names; None is not given."""
-        fields = {name: getattr(self, name) for name in self.template_fields if name != "options"}
+        others = ("options", "databricks_conn_id")
+        fields = {name: getattr(self, name) for name in self.template_fields if name not in others}
         options = self.options or {}
         if not isinstance(options, Mapping):
             text = "should be a mapping of options"
             raise SpecError(
                 [FieldProblem(field="options", value=options, problem=text, suggestion="Use {'lora_rank': 8}.")]
             )
-        given = {name: value for name, value in (*options.items(), *fields.items()) if not _is_blank(value)}
-        if isinstance(given.get("node_type"), str):
-            given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
-        return given
+        return {**options, **{name: value for name, value in fields.items() if not is_blank(value)}}
 
 
-def _is_blank(value: Any) -> bool:
+def plan_in_task(
+    request: Mapping[str, Any],
+    context: Context,
+    log: Any,
+    *,
+    databricks_conn_id: str | None = None,
+    download: bool = False,
+) -> dict[str, Any]:
+    """The plan as JSON; shown as Markdown in the log and under the key ``markdown``.
+
+    ``request``: options by their names; what is blank is not given. Raises SpecError for what cannot be used,
+    AirflowFailException where nothing fits or the workspace refuses, AirflowException where it does not answer.
+    """
+    from deepspeed_provider.clusters.cluster_body import RunIdentity
+    from deepspeed_provider.plan_markdown import plan_markdown
+    from deepspeed_provider.plan_texts import miss_lines
+    from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
+    from deepspeed_provider.requested.plan import planned, planned_as_json
+
+    given = {name: value for name, value in request.items() if not is_blank(value)}
+    if isinstance(given.get("node_type"), str):
+        given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
+    instance = context["ti"]
+    run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)
+    offers = None if databricks_conn_id is None else _offers(databricks_conn_id)
+    found = planned(given, ModelSource(fetch=hub_fetch() if download else None), run, offers)
+    markdown = plan_markdown(found)
+    log.info("%s", markdown)
+    # A plan that found nothing is shown too: it says why.
+    instance.xcom_push(key=MARKDOWN_KEY, value=markdown)
+    if found.plan.choice.best is None:
+        raise AirflowFailException("\n".join([f"Nothing fits {found.model}.", *miss_lines(found.plan)]))
+    # Plain JSON, as another process would read it from the command line.
+    content: dict[str, Any] = json.loads(json.dumps(planned_as_json(found), allow_nan=False))
+    return content
+
+
+def _offers(databricks_conn_id: str) -> WorkspaceOffers:
+    from deepspeed_provider.backends.base import BackendUnavailable
+    from deepspeed_provider.backends.workspace_wire import WireRefused
+    from deepspeed_provider.hooks.workspace_offers import ask_offers
+
+    where = f"The workspace of the connection {databricks_conn_id!r}"
+    try:
+        return ask_offers(databricks_conn_id)
+    except WireRefused as error:
+        raise AirflowFailException(f"{where} does not tell what it has: {error}") from error
+    except BackendUnavailable as error:
+        raise AirflowException(f"{where} cannot be asked what it has: {error}") from error
+
+
+def is_blank(value: Any) -> bool:
+    """Whether nothing is given: templates render an empty Param as text."""
     return value is None or (isinstance(value, str) and value.strip().lower() in NOT_GIVEN)

@@ -17,12 +17,14 @@ from deepspeed_provider.clusters.cluster_body import RunIdentity
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, gpu_plan
 from deepspeed_provider.clusters.job import Constraints, Job, Objective
 from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_types, with_overrides
+from deepspeed_provider.clusters.runtimes import offered_runtime
 from deepspeed_provider.clusters.wire import plan_as_json
+from deepspeed_provider.clusters.workspace import WorkspaceOffers
 from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.requested.estimate import asked_model, asked_options, tried
 from deepspeed_provider.requested.model_source import ModelSource, parse_parameter_count
-from deepspeed_provider.sizing.options import Method, TrainingOptions
+from deepspeed_provider.sizing.options import Attention, Method, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
 EFFECTIVE_BATCH_SIZE: Final = 64
@@ -71,11 +73,16 @@ class Planned:
     assumptions: tuple[str, ...]
 
 
-def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | None = None) -> Planned:
+def planned(
+    values: Mapping[str, Any],
+    source: ModelSource,
+    run: RunIdentity | None = None,
+    offers: WorkspaceOffers | None = None,
+) -> Planned:
     """``values``: options by their names; None is as if not given. ``run``: by which the cluster is tagged.
 
-    ``catalog`` and ``workspace_node_types`` are paths, or what stands in such files. Raises :class:`SpecError` with
-    all problems.
+    ``offers``: of a workspace that was asked, to which node types and runtime are then restricted. ``catalog`` and
+    ``workspace_node_types`` are paths, or what stands in such files. Raises :class:`SpecError` with all problems.
     """
     given = {name: value for name, value in values.items() if value is not None}
     problems = [_unknown(name, value) for name, value in given.items() if name not in KEYS]
@@ -83,9 +90,15 @@ def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | N
     top = tried(lambda: _whole(given, "top", 10, most=MOST_ROWS), problems)
     objective = tried(lambda: _chosen(given, "objective", Objective), problems) or Objective.COST
     catalogue = tried(lambda: catalogue_of(given), problems)
-    workspace = tried(lambda: _workspace(given), problems)
+    workspace = tried(lambda: _workspace(given, offers), problems)
     constraints = tried(lambda: _constraints(given, catalogue), problems)
     settings = tried(lambda: asked_settings(given, run), problems)
+    warnings: tuple[str, ...] = ()
+    if offers is not None and settings is not None:
+        attention = Attention.SDPA if asked is None else asked.job.options.attention
+        key, had = settings.spark_version, offers.spark_versions
+        if found := tried(lambda: offered_runtime(key, attention, had), problems):
+            settings, warnings = dataclasses.replace(settings, spark_version=found[0].spark_version), found[1]
     if problems or asked is None or top is None or catalogue is None or constraints is None:
         raise SpecError(problems)
     plan = gpu_plan(
@@ -98,6 +111,7 @@ def planned(values: Mapping[str, Any], source: ModelSource, run: RunIdentity | N
         settings=settings,
         tier=_tier(given),
     )
+    plan = dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
     return Planned(model=asked.model, plan=plan, assumptions=(*asked.assumptions, *plan.assumptions))
 
 
@@ -336,10 +350,15 @@ def _positive(given: Mapping[str, Any], name: str) -> float | None:
     return number
 
 
-def _workspace(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return (
-        read_answer(given["workspace_node_types"], "workspace_node_types") if "workspace_node_types" in given else None
-    )
+def _workspace(given: Mapping[str, Any], offers: WorkspaceOffers | None) -> Mapping[str, Any] | None:
+    name = "workspace_node_types"
+    if offers is None:
+        return read_answer(given[name], name) if name in given else None
+    if name in given:
+        shown = given[name] if isinstance(given[name], str) else "(its content)"
+        text = "is a saved answer, and the workspace itself was asked"
+        raise problem(name, shown, text, "Leave it out, or databricks_conn_id.")
+    return read_answer(offers.node_types, "databricks_conn_id")
 
 
 def _rows(file: object) -> list[dict[str, Any]]:

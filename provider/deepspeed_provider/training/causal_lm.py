@@ -51,6 +51,7 @@ class History:
 
 def finetune(plan: TrainingPlan, rank: Rank, reporter: Reporter) -> dict[str, Any]:
     """Run the whole job in this rank; returns the result's metrics and model, complete in rank 0 only."""
+    engines.check_libraries(plan)
     tracker = Tracker(plan.tracking if rank.is_first else None)
     tracker.log_params(_params(plan))
     with tempfile.TemporaryDirectory() as scratch:

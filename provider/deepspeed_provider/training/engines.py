@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,16 @@ def build(plan: TrainingPlan, folder: Path, *, total_steps: int) -> Any:
         config=config,
     )
     return engine
+
+
+def check_libraries(plan: TrainingPlan) -> None:
+    """Raises InputError for a library that the plan's method needs and the cluster lacks."""
+    # GPU runtimes of Databricks hold all the others.
+    if plan.method.name == "lora" and importlib.util.find_spec("peft") is None:
+        raise InputError(
+            "method.name = 'lora': needs the package peft, which this cluster lacks. Add it to the libraries of the "
+            "run (peft==0.15.2 beside transformers 4.50, peft>=0.21 beside 5.24), or use method 'full'."
+        )
 
 
 def check_config(plan: TrainingPlan) -> dict[str, Any]:

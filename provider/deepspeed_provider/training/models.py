@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -63,19 +64,25 @@ def resolve(ref: str, revision: str | None, cache_uri: str) -> Path:
     for bundled in BUNDLED_MODELS:
         source = _bundled_file(bundled)
         if bundled.hub_id == ref and source is not None:
-            name = f"{ref.replace('/', '--')}-{source.stat().st_size}"
+            from transformers import __version__
+
+            # One conversion for each release: older ones cannot read all that newer ones write.
+            name = f"{ref.replace('/', '--')}-{source.stat().st_size}-{__version__}"
             return _made_once(_cache_folder(cache_uri) / name, partial(_convert_gguf, source))
     return _downloaded(ref, revision)
 
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer, padding at the right, with a padding token in any case."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, __version__
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError) as error:
-        raise InputError(f"model.ref: {folder} holds no tokenizer that transformers can load: {error}") from error
+        raise InputError(
+            f"model.ref: {folder} holds no tokenizer that transformers {__version__} can load: {error} "
+            "What a newer transformers has saved may need that release on the cluster."
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     tokenizer.padding_side = "right"
@@ -84,14 +91,16 @@ def load_tokenizer(folder: Path) -> Any:
 
 def load_model(folder: Path, settings: ModelSettings) -> Any:
     """The causal language model in ``folder`` at ``settings.precision``, on the CPU."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, __version__
 
     options = {_dtype_option(): torch_dtype(settings.precision), "attn_implementation": settings.attention}
     try:
+        _check_positions(folder)
         return AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"model.ref = {settings.ref!r}: transformers cannot load it as a causal language model: {error}"
+            f"model.ref = {settings.ref!r}: transformers {__version__} cannot load it as a causal language model: "
+            f"{error}"
         ) from error
 
 
@@ -121,10 +130,28 @@ def torch_dtype(precision: str) -> Any:
 
 
 def _dtype_option() -> str:
-    import transformers
+    """The old name where the new one is not understood; newer releases warn of the old one."""
+    from transformers import PretrainedConfig
 
-    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
-    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+    return "dtype" if hasattr(PretrainedConfig, "dtype") else "torch_dtype"
+
+
+def _check_positions(folder: Path) -> None:
+    """Raises ValueError for a model that this transformers would load without a word, but not compute as it was saved.
+
+    transformers 5 writes ``rope_parameters``; before it only ``rope_theta`` and ``rope_scaling`` are read.
+    """
+    from transformers import modeling_rope_utils
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    written = [part for part in (config, config.get("text_config") or {}) if "rope_parameters" in part]
+    if hasattr(modeling_rope_utils, "RopeParameters") or all("rope_theta" in part for part in written):
+        return
+    raise ValueError(
+        "its config.json has rope_parameters, which only transformers 5 and later read; this release would take "
+        "default positions instead. Install transformers>=5 on the cluster, or put rope_theta and rope_scaling "
+        "into config.json."
+    )
 
 
 def _looks_like_location(ref: str) -> bool:

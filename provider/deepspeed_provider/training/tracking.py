@@ -64,7 +64,10 @@ class Tracker:
             self._attempt(partial(_log_text, name, text))
 
     def log_model(self, plan: TrainingPlan, *, base: Path, example_prompt: str) -> str | None:
-        """The saved model as an MLflow model of the run; returns its ``models:/`` URI, None when it was not logged."""
+        """The saved model as an MLflow model of the run; None when it was not logged.
+
+        Returns its ``models:/`` URI, or ``runs:/`` where the cluster has an MLflow before 3.
+        """
         self.close()
         if self._waiting:
             return None  # the server takes not even the metrics
@@ -145,10 +148,14 @@ def _log_text(name: str, text: str, client: Any, run_id: str) -> bool:
 def _log_transformers_model(plan: TrainingPlan, run_id: str, *, base: Path, example_prompt: str) -> str:
     """Log the folder ``output_uri/model`` without starting or ending the run."""
     import tempfile
+    from inspect import signature
 
     import mlflow.transformers
     from mlflow.models import Model, infer_signature
 
+    # Before MLflow 3 a model has a path in its run and no name; a name given anyway is ignored without a word.
+    named = "name" in signature(Model.log).parameters
+    place: dict[str, Any] = {"artifact_path": None, "name": "model"} if named else {"artifact_path": "model"}
     with tempfile.TemporaryDirectory() as scratch:
         folder = storage.local_folder(storage.join(plan.output_uri, "model"), Path(scratch))
         # MLflow could copy the folder without loading it, but its 3.17 does not understand the task
@@ -157,11 +164,14 @@ def _log_transformers_model(plan: TrainingPlan, run_id: str, *, base: Path, exam
             "model": models.load_finished(folder, plan.model, plan.cache_uri),
             "tokenizer": models.load_tokenizer(folder),
         }
-        reference = {"base_model_path": str(base)} if models.is_adapter(folder) else {}
+        if models.is_adapter(folder):
+            if "base_model_path" in signature(mlflow.transformers.save_model).parameters:
+                place["base_model_path"] = str(base)
+            else:
+                # Such a release stores a local base together with the adapter's layers, and reads back random weights.
+                components["model"] = components["model"].merge_and_unload()
         # Model.log takes a run id; the flavor's own log_model would start and end the run.
         info = Model.log(
-            artifact_path=None,
-            name="model",
             flavor=mlflow.transformers,
             run_id=run_id,
             transformers_model=components,
@@ -171,7 +181,7 @@ def _log_transformers_model(plan: TrainingPlan, run_id: str, *, base: Path, exam
             pip_requirements=_requirements(),
             # It would generate hundreds of tokens; what was saved has been verified already.
             validate_serving_input=False,
-            **reference,
+            **place,
         )
     return str(info.model_uri)
 

@@ -7,15 +7,19 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, PolledInLoops, RunHandle, RunState, RunStatus
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle, RunState, RunStatus
 from deepspeed_provider.runs import evidence
+from deepspeed_provider.runs.bill import Meter
 from deepspeed_provider.runs.record import Outcome
 from deepspeed_provider.runs.tracking import end_run
 from deepspeed_provider.triggers.task_states import TERMINAL_TASK_STATES, ask_task_states, state_of, states_query
+
+if TYPE_CHECKING:
+    from deepspeed_provider.triggers.workspace_poller import WorkspacePoller
 
 MAX_POLL_ERRORS = 5
 JITTER = 0.2
@@ -38,6 +42,7 @@ class DurableRunTrigger(BaseTrigger):
     :param deadline_s: seconds since the epoch, or None.
     :param poll_interval_s: seconds between two polls, give or take a fifth.
     :param mlflow_run_id, tracking_uri: the MLflow run to end when the run is cancelled here, or None.
+    :param usd_per_hour: of the run's cluster, or None.
     """
 
     def __init__(
@@ -50,8 +55,10 @@ class DurableRunTrigger(BaseTrigger):
         poll_interval_s: float = 10.0,
         mlflow_run_id: str | None = None,
         tracking_uri: str | None = None,
+        usd_per_hour: float | None = None,
         databricks_conn_id: str | None = None,
         connect: Connect | None = None,
+        poller: WorkspacePoller | None = None,
         get_task_states: GetTaskStates | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
@@ -66,13 +73,16 @@ class DurableRunTrigger(BaseTrigger):
         self.poll_interval_s = poll_interval_s
         self.mlflow_run_id = mlflow_run_id
         self.tracking_uri = tracking_uri
+        self.usd_per_hour = usd_per_hour
         self._connect = connect or self._connect_by_hook
+        self._poller = poller
         self._get_task_states = get_task_states or _task_states
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
         self._ended = False
         self._shown: str | None = None
+        self._meter = Meter(usd_per_hour=usd_per_hour, clock=clock, log=self.log)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -86,6 +96,7 @@ class DurableRunTrigger(BaseTrigger):
                 "poll_interval_s": self.poll_interval_s,
                 "mlflow_run_id": self.mlflow_run_id,
                 "tracking_uri": self.tracking_uri,
+                "usd_per_hour": self.usd_per_hour,
             },
         )
 
@@ -129,14 +140,15 @@ class DurableRunTrigger(BaseTrigger):
                 return {"status": "deadline", "state": None, "message": "the deadline has passed"}
             try:
                 backend = backend or await self._connect()
-                status = await _poll(backend, handle)
+                status = await self._look(backend, handle)
                 if status.state is RunState.UNSEEN:
                     return {"status": "unseen", "state": None, "message": status.detail}
                 if status.state.terminal:
                     await self._show_progress(backend, handle)
                     return {"status": "terminal", "state": status.state.value, "message": status.detail}
                 errors = 0
-                await self._show_progress(backend, handle)
+                if self._is_my_turn(handle):
+                    await self._show_progress(backend, handle)
             except BackendUnavailable as error:
                 # A restarted engine has another address, a rotated token another value: connect anew.
                 backend = None
@@ -147,13 +159,39 @@ class DurableRunTrigger(BaseTrigger):
                 self.log.warning("Polling failed (%d of %d): %s", errors, MAX_POLL_ERRORS, error)
                 if errors >= MAX_POLL_ERRORS:
                     return {"status": "error", "state": None, "message": f"{type(error).__name__}: {error}"}
-            await self._sleep(self._pause_s())
+            # Who asks for all triggers keeps the time for all.
+            if self._poller_of(handle) is None or errors:
+                await self._sleep(self._pause_s())
+
+    async def _look(self, backend: Backend, handle: RunHandle) -> RunStatus:
+        """The state, at once or when the poller of all triggers asks next."""
+        poller = self._poller_of(handle)
+        if poller is None:
+            return await asyncio.to_thread(backend.poll, handle)
+        left_s = float("inf") if self.deadline_s is None else self.deadline_s - self._clock()
+        return await poller.status(handle.ids["run_id"], max(0.0, min(self.poll_interval_s, left_s)))
+
+    def _poller_of(self, handle: RunHandle) -> WorkspacePoller | None:
+        """Of a run through the Jobs API whose id is known."""
+        if not self.databricks_conn_id or not handle.ids.get("run_id", "").isdigit():
+            return None
+        if self._poller is None:
+            # Not needed over Spark Connect.
+            from deepspeed_provider.triggers.workspace_poller import shared_poller
+
+            self._poller = shared_poller(self.databricks_conn_id)
+        return self._poller
+
+    def _is_my_turn(self, handle: RunHandle) -> bool:
+        poller = self._poller_of(handle)
+        return poller is None or poller.may_read_progress(handle.ids["run_id"])
 
     def _pause_s(self) -> float:
         pause_s = self.poll_interval_s * (1 + JITTER * (2 * self._jitter() - 1))
         return pause_s if self.deadline_s is None else max(0.0, min(pause_s, self.deadline_s - self._clock()))
 
     async def _show_progress(self, backend: Backend, handle: RunHandle) -> None:
+        await asyncio.to_thread(self._meter.tell_so_far, backend, handle)
         try:
             texts = await asyncio.to_thread(backend.read_texts, f"{handle.output_uri}/progress.json")
         except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
@@ -187,7 +225,7 @@ class DurableRunTrigger(BaseTrigger):
                 if not asked:
                     await asyncio.to_thread(backend.cancel, handle)
                     asked = True
-                status = await _poll(backend, handle)
+                status = await asyncio.to_thread(backend.poll, handle)
                 if status.state.terminal or status.state is RunState.UNSEEN:
                     self.log.info("Run %s has stopped: %s.", handle.token[:12], status.state)
                     return
@@ -199,12 +237,6 @@ class DurableRunTrigger(BaseTrigger):
                     handle.output_uri,
                 )
             await self._sleep(1.0)
-
-
-async def _poll(backend: Backend, handle: RunHandle) -> RunStatus:
-    if isinstance(backend, PolledInLoops):
-        return await backend.apoll(handle)
-    return await asyncio.to_thread(backend.poll, handle)
 
 
 async def _task_states(**query: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request for a plan that a fine-tune's spec makes by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from deepspeed_provider.requested.plan import EFFECTIVE_BATCH_SIZE
+from deepspeed_provider.spec import FineTuneSpec, Method
+
+
+def request_for(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Options of a plan by their names, from what is trained and for how long.
+
+    ``dataset``: its manifest, which counts its rows, or an address, which does not: then a spec in epochs leaves
+    ``rows`` out.
+    """
+    request: dict[str, Any] = {
+        "model": spec.model,
+        "method": spec.method.value,
+        "sequence_length": spec.sequence_length,
+        "effective_batch_size": spec.effective_batch_size,
+        "rows": _rows(spec, dataset),
+    }
+    if spec.method is Method.LORA:
+        request |= {
+            "lora_rank": spec.lora_rank,
+            "lora_targets": list(spec.lora_targets),
+            "lora_dropout": spec.lora_dropout,
+        }
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def _rows(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> int | None:
+    """Sequences of the whole run."""
+    max_steps, epochs = spec.length
+    if max_steps is not None:
+        return max_steps * (spec.effective_batch_size or EFFECTIVE_BATCH_SIZE)
+    train = {} if isinstance(dataset, str) else (dataset.get("splits") or {}).get("train") or {}
+    return math.ceil((epochs or 1.0) * train["rows"]) if train.get("rows") else None
