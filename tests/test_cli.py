@@ -14,6 +14,7 @@ import psutil
 import pytest
 from backends.processes import mentioning, wait_for
 from deepspeed_provider.cli import app
+from deepspeed_provider.local.engine import EmbeddedEngine
 from typer.testing import CliRunner
 
 DAGS = Path(__file__).parents[1] / "dags"
@@ -105,15 +106,18 @@ def test_ctrl_c_while_starting_leaves_no_process(tmp_path, command):
             probe.bind(("127.0.0.1", 0))
         ports = [str(probe.getsockname()[1]) for probe in (first, second)]
     more = [] if command[0] == "engine" else ["--airflow-port", ports[0], "--mlflow-port", ports[1]]
-    with (tmp_path / "said").open("w") as said:
-        starting = subprocess.Popen(
-            [sys.executable, "-m", "deepspeed_provider.cli", *command, "--home", str(tmp_path / "state"), *more],
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "COLUMNS": "120"},
-        )
-    wait_for((tmp_path / "state" / "engine" / "engine.json").exists, 60, "the engine is being started")
-    starting.send_signal(signal.SIGINT)
-    assert starting.wait(60) == (130 if command[0] == "engine" else 0)
+    words = [sys.executable, "-m", "deepspeed_provider.cli", *command, "--home", str(tmp_path / "state"), *more]
+    for _ in range(3):
+        with (tmp_path / "said").open("w") as said:
+            environment = {**os.environ, "COLUMNS": "120"}
+            starting = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, env=environment)
+        wait_for((tmp_path / "state" / "engine" / "engine.json").exists, 60, "the engine is being started")
+        starting.send_signal(signal.SIGINT)
+        status = starting.wait(60)
+        if command[0] == "demo" or status:
+            break
+        # It had started before the signal came: once more.
+        EmbeddedEngine(tmp_path / "state").stop()
+    assert status == (130 if command[0] == "engine" else 0)
     assert "Traceback" not in (tmp_path / "said").read_text()
     assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from deepspeed_provider.operators.durable import DurableRunOperator
+from deepspeed_provider.operators.finetune import DeepSpeedFineTuneOperator
 
 FOLDER = Path(__file__).parents[2] / "dags"
 
@@ -49,6 +51,13 @@ def test_links_survive_the_serialisation(dagbag: DagBag) -> None:
     dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dagbag.dags["finetune"]))
     assert set(dag.get_task("finetune").operator_extra_link_dict) == {"MLflow run", "Spark UI"}
     assert set(dag.get_task("evaluate").operator_extra_link_dict) == {"MLflow run", "Spark UI"}
+
+
+def test_a_run_through_the_jobs_api_links_to_its_page_there() -> None:
+    with DAG("jobs") as dag:
+        DeepSpeedFineTuneOperator(task_id="finetune", spec={}, dataset="/Volumes/a/b/c", databricks_conn_id="mine")
+    found = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
+    assert set(found.get_task("finetune").operator_extra_link_dict) == {"MLflow run", "Databricks run"}
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
