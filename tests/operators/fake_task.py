@@ -107,6 +107,7 @@ class FakeTask:
     max_tries: int = 1
     xcoms: dict[str, Any] = field(default_factory=dict)
     operator: FakeTaskOperator | None = None
+    run_id: str = "manual__1"
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -115,7 +116,7 @@ class FakeTask:
     def context(self) -> Any:
         ti = SimpleNamespace(
             dag_id="dag",
-            run_id="manual__1",
+            run_id=self.run_id,
             task_id="train",
             map_index=-1,
             try_number=self.try_number,

@@ -148,8 +148,10 @@ def test_a_failure_has_its_cause_and_its_kind(
         task.run(deferrable=deferrable)
     assert said in str(caught.value)
     assert isinstance(caught.value, AirflowFailException) is not retried
+    if not retried:
+        task.clear()  # only a person makes it run again
     task.run(deferrable=deferrable)
-    assert len(task.workspace.runs) == 2, "a retry after a judgement is a run of its own"
+    assert len(task.workspace.runs) == 2, "what comes after a judgement is a run of its own"
 
 
 def test_a_failure_without_ranks_names_the_run_page(task: WorkspaceTask) -> None:

@@ -19,6 +19,7 @@ from deepspeed_provider.backends.base import BackendUnavailable, RunState
 from deepspeed_provider.errors import Failure, FailureKind, SpecError
 from deepspeed_provider.testing.memory_cluster import FakeCluster
 from deepspeed_provider.testing.run_scripts import Script, failure_file
+from deepspeed_provider.testing.run_scripts import fails as failing
 
 from operators.fake_task import Crash, FakeTask, cluster_of, crash_at
 
@@ -491,3 +492,21 @@ def test_the_trigger_gets_every_setting() -> None:
 def test_a_wrong_policy_is_refused_when_the_dag_is_parsed(option: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="should be"):
         FakeTask().new_operator(**option)
+
+
+def test_a_failure_for_good_is_told_by_the_next_try_when_its_judge_did_not_live_to(deferrable: bool) -> None:
+    task = FakeTask(cluster=FakeCluster(scripts=[failing("USER", "no rows")]))
+    task.store.on_call = lambda verb, moment: crash_at(1)(verb, moment) if _is_closed(task) else None
+    with pytest.raises(Crash):
+        run_to_end(task, deferrable)
+    task.store.on_call = lambda *_: None
+    with pytest.raises(AirflowFailException, match="no rows"):
+        run_to_end(task, deferrable)
+    assert len(task.cluster.runs) == 1, "it would only fail again"
+    task.clear()
+    run_to_end(task, deferrable)
+    assert len(task.cluster.runs) == 2, "a person wants it to"
+
+
+def _is_closed(task: FakeTask) -> bool:
+    return task.record is not None and task.record["phase"] == "closed"

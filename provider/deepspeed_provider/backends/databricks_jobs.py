@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deepspeed_provider.backends.base import RunHandle, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.base import BackendUnavailable, RunHandle, RunIdentity, RunRequest, RunState, RunStatus
 from deepspeed_provider.backends.cluster_fit import require_fit
 from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
 from deepspeed_provider.backends.jobs_evidence import RESULT_MARK, TaskEvidence, failure_of, marked
@@ -81,6 +81,8 @@ class DatabricksJobsBackend:
         except WireRefused as refused:
             if _was_deleted(refused):
                 return _with_ids(handle, run_id=GONE_ID)
+            if refused.after_silence:
+                raise BackendUnavailable(f"the submission got no answer, and then a refusal: {refused}") from refused
             raise FineTuneError(_refusal(refused)) from refused
         return _with_ids(handle, run_id=str(answer["run_id"]))
 
@@ -275,11 +277,9 @@ def _was_deleted(refused: WireRefused) -> bool:
 
 
 def _refusal(refused: WireRefused) -> Failure:
-    return Failure(
-        kind=FailureKind.USER,
-        message=f"Databricks refuses the run: {refused}",
-        evidence="answer to the submission",
-    )
+    """Why nothing was submitted. A token may be renewed before the next try."""
+    kind = FailureKind.TRANSIENT if refused.of_token else FailureKind.USER
+    return Failure(kind=kind, message=f"Databricks refuses the run: {refused}", evidence="answer to the submission")
 
 
 def _lost(text: str) -> Failure:

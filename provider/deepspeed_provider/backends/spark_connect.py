@@ -300,11 +300,16 @@ def _rank_function(entry: str) -> Any:
         import importlib
         import json
         import os
+        import sys
 
         # Before anything else: this process must not outlive the Spark task that it belongs to.
         importlib.import_module("deepspeed_provider.training.guardian").start(os.environ)
         module, _, name = entry.partition(":")
-        return json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
+        returned = json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
+        # Where one Spark task has several ranks, they write what they return into one file: the last would win.
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            sys.exit(0)
+        return returned
 
     return run_rank
 

@@ -12,6 +12,7 @@ class WireRefused(Exception):
 
     Attributes:
         status: of HTTP. error_code: the API's own, such as ``INVALID_PARAMETER_VALUE``.
+        after_silence: the same request was sent before without an answer, and may have been carried out then.
     """
 
     def __init__(self, status: int, error_code: str, message: str) -> None:
@@ -19,6 +20,12 @@ class WireRefused(Exception):
         self.status = status
         self.error_code = error_code
         self.message = message
+        self.after_silence = False
+
+    @property
+    def of_token(self) -> bool:
+        """Whether it may be the token that is refused; a workspace says so with 401, or with 403 and a word on it."""
+        return self.status == 401 or (self.status == 403 and "token" in self.message.lower())
 
 
 class WorkspaceWire(Protocol):

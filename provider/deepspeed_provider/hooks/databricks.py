@@ -181,6 +181,7 @@ class _Patience:
             return None
         passing = refusal.status in PASSING or refusal.error_code in PASSING_CODES
         if not passing:
+            refusal.after_silence = self._attempts > 0
             raise refusal
         asked_s = _seconds(retry_after)
         if asked_s is not None and asked_s > LONGEST_PAUSE_SECONDS:

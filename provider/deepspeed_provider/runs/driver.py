@@ -70,6 +70,9 @@ class RunDriver:
         Args:
             new_execution: a try of its own, with its own count of replacements; False goes on with one
                 that was deferred.
+
+        Raises:
+            RunFailed: it was judged one for good, and nobody has been told.
         """
         # A run that was cancelled before this execution began was cancelled by what the execution follows.
         self._seen_alive = not new_execution
@@ -77,6 +80,8 @@ class RunDriver:
         first = opening(record, max_tries=job.max_tries, on_clear=job.on_clear)
         if record is None or first is Opening.MINT:
             return self._mint(job, record)
+        if first is Opening.REPORT and record.failure is not None:
+            raise RunFailed(record.failure, record)
         if first is Opening.RESTART:
             self._log.info("Cleared with on_clear='restart': stopping run %s first.", _name(record))
             self.stop(record)
@@ -243,14 +248,22 @@ class RunDriver:
 
     def _submit(self, job: Job, record: RunRecord) -> RunRecord:
         self._log.info("Submitting run %s.", _name(record))
+        sent_before, self._unsent = self._unsent != record.handle.token, None
         try:
             handle = self.backend.submit(job.build(record.handle.token, record.mlflow_run_id), record.handle)
         except FineTuneError as error:
+            # What was sent before without an answer may have arrived, whatever is said now.
+            if sent_before and self._is_alive(record):
+                self._log.warning("Run %s is there, though it is refused now: %s", _name(record), error)
+                return record
             raise self._fail(job, record, error.failure, Outcome.FAILED) from error
-        self._unsent = None
         record = replace(record.submitted(), handle=handle)
         self._store.save(record)
         return record
+
+    def _is_alive(self, record: RunRecord) -> bool:
+        state = self._poll(record).state
+        return not state.terminal and state is not RunState.UNSEEN
 
     def _look(self, record: RunRecord, state: RunState) -> tuple[dict[str, Any] | None, bool]:
         """(stored result, has a rank started) of a run that ended without a success."""
@@ -309,15 +322,17 @@ class RunDriver:
             job.tracker.end(record.mlflow_run_id, Outcome.CANCELLED)
         return self._mint(job, record, replacement=True)
 
-    def _close(self, tracker: Tracker, record: RunRecord, outcome: Outcome) -> RunRecord:
-        record = record.closed(outcome)
+    def _close(
+        self, tracker: Tracker, record: RunRecord, outcome: Outcome, failure: Failure | None = None
+    ) -> RunRecord:
+        record = record.closed(outcome, failure)
         self._store.save(record)
         if record.mlflow_run_id:
             tracker.end(record.mlflow_run_id, outcome)
         return record
 
     def _fail(self, job: Job, record: RunRecord, failure: Failure, outcome: Outcome) -> RunFailed:
-        return RunFailed(failure, self._close(job.tracker, record, outcome))
+        return RunFailed(failure, self._close(job.tracker, record, outcome, failure))
 
 
 def _name(record: RunRecord) -> str:

@@ -75,8 +75,7 @@ class RunFailed(Exception):
 
     @property
     def retryable(self) -> bool:
-        # A deadline is a budget: running again would spend it twice.
-        return self.failure.kind.retryable and self.record.outcome is not Outcome.OVERDUE
+        return not self.record.failed_for_good
 
 
 class StillRunning(Exception):

@@ -7,11 +7,12 @@ Pure: given the record, the state of the run and the clock, each function names 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from deepspeed_provider.backends.base import RunHandle, RunState
+from deepspeed_provider.errors import Failure, FailureKind
 
 MAX_REPLACEMENTS = 3
 
@@ -54,6 +55,7 @@ class RunRecord:
         max_tries: the task instance's, when the record was last taken up; it grows when somebody clears
             the task, and never on a retry.
         replacements: generations minted within one execution since a platform lost or cancelled a run.
+        failure: why it was judged a failure.
         found_ending: the run was on its way out when an execution found it, so that nobody has cancelled it since.
     """
 
@@ -68,13 +70,19 @@ class RunRecord:
     deadline_s: float | None = None
     max_tries: int = 0
     replacements: int = 0
+    failure: Failure | None = None
     found_ending: bool = False
 
     def submitted(self) -> RunRecord:
         return replace(self, phase=Phase.SUBMITTED)
 
-    def closed(self, outcome: Outcome) -> RunRecord:
-        return replace(self, phase=Phase.CLOSED, outcome=outcome)
+    def closed(self, outcome: Outcome, failure: Failure | None = None) -> RunRecord:
+        return replace(self, phase=Phase.CLOSED, outcome=outcome, failure=failure)
+
+    @property
+    def failed_for_good(self) -> bool:
+        """Whether a run of the same request would only fail again, or spend a budget twice."""
+        return self.failure is not None and (not self.failure.kind.retryable or self.outcome is Outcome.OVERDUE)
 
     def overdue(self, now_s: float) -> bool:
         return self.deadline_s is not None and now_s >= self.deadline_s
@@ -82,7 +90,14 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         wire = {field.name: getattr(self, field.name) for field in fields(self)}
         outcome = None if self.outcome is None else self.outcome.value
-        return {**wire, "handle": self.handle.to_json(), "phase": self.phase.value, "outcome": outcome}
+        failure = None if self.failure is None else asdict(self.failure)
+        return {
+            **wire,
+            "handle": self.handle.to_json(),
+            "phase": self.phase.value,
+            "outcome": outcome,
+            "failure": failure,
+        }
 
     @classmethod
     def from_json(cls, wire: Mapping[str, Any]) -> RunRecord:
@@ -91,6 +106,8 @@ class RunRecord:
         values["handle"] = RunHandle.from_json(wire["handle"])
         values["phase"] = Phase(wire["phase"])
         values["outcome"] = None if wire.get("outcome") is None else Outcome(wire["outcome"])
+        if (failure := wire.get("failure")) is not None:
+            values["failure"] = Failure(**{**failure, "kind": FailureKind(failure["kind"])})
         return cls(**values)
 
 
@@ -100,6 +117,8 @@ class Opening(StrEnum):
     MINT = "mint"
     ATTACH = "attach"
     RESTART = "restart"
+    REPORT = "report"
+    """It was judged a failure for good, and whoever judged it did not live to say so."""
 
 
 def opening(record: RunRecord | None, *, max_tries: int, on_clear: OnClear) -> Opening:
@@ -108,9 +127,13 @@ def opening(record: RunRecord | None, *, max_tries: int, on_clear: OnClear) -> O
         return Opening.MINT
     cleared = max_tries > record.max_tries
     if record.phase is Phase.CLOSED:
-        # Airflow never repeats a success by itself: not cleared, this is a worker that died between the
-        # judgement and its report, and the result that was paid for is still there.
-        return Opening.ATTACH if record.outcome is Outcome.SUCCEEDED and not cleared else Opening.MINT
+        # Airflow repeats neither a success nor a failure for good by itself: not cleared, this is a worker that died
+        # between the judgement and its report, and what was paid for is still there.
+        if cleared:
+            return Opening.MINT
+        if record.failed_for_good:
+            return Opening.REPORT
+        return Opening.ATTACH if record.outcome is Outcome.SUCCEEDED else Opening.MINT
     return Opening.RESTART if cleared and on_clear is OnClear.RESTART else Opening.ATTACH
 
 

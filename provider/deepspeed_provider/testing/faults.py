@@ -20,6 +20,7 @@ class Fault:
         status: answered instead; None drops the connection without an answer.
         after: the request is carried out first, and only its answer is lost or replaced.
         reset: with ``drop``, the connection is reset (RST) rather than closed (FIN), which clients tell apart.
+        twice: the request is carried out twice, as when something between sends it again; the second answer counts.
         delay_s: real seconds before the answer, which then is the usual one where there is neither status nor drop.
     """
 
@@ -29,6 +30,7 @@ class Fault:
     after: bool = False
     drop: bool = False
     reset: bool = False
+    twice: bool = False
     delay_s: float = 0.0
 
 
@@ -77,6 +79,11 @@ def lost_request() -> Fault:
 def reset_connection() -> Fault:
     """As ``lost_request``, but the client is told so by a reset, as load balancers do it."""
     return Fault(drop=True, reset=True)
+
+
+def sent_twice() -> Fault:
+    """The request arrives twice."""
+    return Fault(twice=True)
 
 
 def late(seconds: float) -> Fault:

@@ -142,7 +142,10 @@ class Server:
             return instead
         try:
             self._let_in(request.headers.get("Authorization", ""))
-            answer = self._handler(asked)(asked)
+            handler = self._handler(asked)
+            if fault is not None and fault.twice:
+                handler(asked)
+            answer = handler(asked)
         except Refused as refused:
             return instead or _json(refused.status, refused.body)
         return instead or _success(answer)

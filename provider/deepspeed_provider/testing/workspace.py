@@ -41,6 +41,7 @@ class FakeWorkspace:
         cloud: whose node types it has: ``aws``, ``azure`` or ``gcp``.
         poll_s: virtual seconds that pass whenever a client asks about runs.
         speed: virtual seconds a real second.
+        faults: what goes wrong on the way; those planned with :meth:`fault` where none are given.
         ended: told once of each attempt whose code has ended, by the first request that finds it so, before its answer:
             with the run, the task's key and the attempt. Write here, into ``files``, what the code would have written.
             Without it trainings of this provider leave what they leave on a real cluster.
@@ -60,9 +61,10 @@ class FakeWorkspace:
         poll_s: float = 0.0,
         speed: float = 0.0,
         ended: Callable[[Run, str, Attempt], None] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.clock = VirtualClock(poll_s=poll_s, speed=speed)
-        self.faults = Faults()
+        self.faults = faults or Faults()
         self.files = Files(self.clock, user=USER)
         self.secrets = SecretScopes(self.clock)
         self.tokens = {TOKEN}
