@@ -12,7 +12,12 @@ from deepspeed_provider.backends.base import BackendUnavailable, RunState, RunSt
 from deepspeed_provider.hooks.databricks import DatabricksWorkspaceHook
 from deepspeed_provider.testing import endings, faults
 from deepspeed_provider.testing.workspace import FakeWorkspace
-from deepspeed_provider.triggers.workspace_poller import PROGRESS_A_ROUND, WorkspacePoller, shared_poller
+from deepspeed_provider.triggers.workspace_poller import (
+    LONGEST_PAUSE_S,
+    PROGRESS_A_ROUND,
+    WorkspacePoller,
+    shared_poller,
+)
 
 INTERVAL_S = 30.0
 CLUSTER = {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}
@@ -150,6 +155,15 @@ def test_the_workspace_says_for_how_long(workspace: FakeWorkspace) -> None:
     workspace.fault(faults.too_many_requests(200))
     watch.rounds([run_id], 3)
     assert watch.pauses_s == [INTERVAL_S, 200.0, INTERVAL_S]
+
+
+def test_an_outage_of_weeks_is_sat_out(workspace: FakeWorkspace) -> None:
+    (run_id,) = submit(workspace, 1)
+    watch = Watch(workspace)
+    workspace.stop()
+    told = watch.rounds([run_id], 1100)[run_id]
+    assert all(isinstance(each, BackendUnavailable) for each in told)
+    assert watch.pauses_s[-1] == LONGEST_PAUSE_S
 
 
 def test_who_comes_later_and_who_leaves(workspace: FakeWorkspace) -> None:

@@ -20,6 +20,7 @@ from deepspeed_provider.backends.workspace_wire import WorkspaceWire
 
 JITTER: Final = 0.2
 LONGEST_PAUSE_S: Final = 300.0
+MOST_DOUBLINGS: Final = 16
 # After so many rounds at most it is seen anew whether listing has become cheaper than asking one by one.
 MOST_ROUNDS_WITHOUT_LIST: Final = 32
 # Of so many runs the progress may be read between two rounds, in turn: it costs a request each.
@@ -93,7 +94,7 @@ class WorkspacePoller:
 
     def _pause_s(self) -> float:
         wanted = min((self._intervals_s[run_id] for run_id in self._waiting), default=0.0)
-        pause_s: float = min(wanted * 2**self._refusals, max(wanted, LONGEST_PAUSE_S))
+        pause_s: float = min(wanted * 2 ** min(self._refusals, MOST_DOUBLINGS), max(wanted, LONGEST_PAUSE_S))
         # Never later than asked for, but for the workspace's sake.
         return max(pause_s * (1 - JITTER * self._jitter()), self._asked_pause_s)
 
