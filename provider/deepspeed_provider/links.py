@@ -45,3 +45,11 @@ class DatabricksRunLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
         return BaseXCom.get_value(ti_key=ti_key, key=DATABRICKS_RUN_URL_KEY) or ""  # type: ignore[arg-type]
+
+
+# What a link is called, by the XCom that it reads.
+LINK_NAMES = {
+    MLFLOW_URL_KEY: MlflowRunLink.name,
+    SPARK_UI_URL_KEY: SparkUiLink.name,
+    DATABRICKS_RUN_URL_KEY: DatabricksRunLink.name,
+}

@@ -217,6 +217,8 @@ class EmbeddedEngine:
         self.stop()
 
     def _start(self) -> EngineInfo:
+        # Its import takes seconds, in which a Ctrl-C may be lost: not while a server is being waited for.
+        importlib.import_module("deepspeed_provider.backends.connect_wire")
         (self.home / "events").mkdir(exist_ok=True)
         (self.home / "scratch").mkdir(exist_ok=True)
         settings = self.settings

@@ -22,7 +22,7 @@ from deepspeed_provider.credentials import REFERENCE
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
-from deepspeed_provider.links import MLFLOW_URL_KEY, DatabricksRunLink, MlflowRunLink, SparkUiLink
+from deepspeed_provider.links import LINK_NAMES, MLFLOW_URL_KEY, DatabricksRunLink, MlflowRunLink, SparkUiLink
 from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
 from deepspeed_provider.operators.worker_kill import (
     STOP_BOUND_SECONDS,
@@ -408,7 +408,7 @@ class DurableRunOperator(BaseOperator):
         for key, url in {**mlflow, **self._known_links(record)}.items():
             if self._told.get(key) != url:
                 self._told[key] = url
-                self.log.info("%s: %s", key.removesuffix("_url").replace("_", " "), url)
+                self.log.info("%s: %s", LINK_NAMES[key], url)
                 context["ti"].xcom_push(key=key, value=url)
 
     def _known_links(self, record: RunRecord) -> dict[str, str]:

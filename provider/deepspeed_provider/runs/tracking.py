@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -103,6 +103,15 @@ class MlflowTracker:
         return str(experiment.experiment_id)
 
 
+def without_telemetry(environment: MutableMapping[str, str]) -> None:
+    """Leaves out MLflow's usage statistics, unless somebody wants them.
+
+    Where they cannot be sent, their thread takes a variable out of the environment again, and a request that is reading
+    the environment just then fails (MLflow 3.17).
+    """
+    environment.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
 def end_run(
     tracking_uri: str, run_id: str, outcome: Outcome, *, log: logging.Logger | Any, unless_ended: bool = False
 ) -> None:
@@ -123,6 +132,7 @@ def end_run(
 
 def mlflow_client(tracking_uri: str) -> Any:
     """MLflow's client; the registry is the tracking server's own."""
+    without_telemetry(os.environ)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri=tracking_uri)

@@ -21,7 +21,12 @@ FLUSH_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 30.0
 METRICS_PER_BATCH = 1000  # limit of MLflow's log-batch endpoint
 PARAM_VALUE_CHARACTERS = 6000  # limit of MLflow's log-batch endpoint
-DURING_TRAINING = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+# Without usage statistics: where they cannot be sent, their thread changes the environment while requests read it.
+DURING_TRAINING = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 FOR_UPLOADS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "120", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
 
