@@ -47,17 +47,21 @@ def test_runs_on_the_cluster_are_deferred_bounded_and_retried(dagbag: DagBag) ->
         assert task.execution_timeout is None
 
 
+LINKS = {"MLflow run", "Spark UI", "Databricks run"}
+
+
 def test_links_survive_the_serialisation(dagbag: DagBag) -> None:
     dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dagbag.dags["finetune"]))
-    assert set(dag.get_task("finetune").operator_extra_link_dict) == {"MLflow run", "Spark UI"}
-    assert set(dag.get_task("evaluate").operator_extra_link_dict) == {"MLflow run", "Spark UI"}
+    assert set(dag.get_task("finetune").operator_extra_link_dict) == LINKS
+    assert set(dag.get_task("evaluate").operator_extra_link_dict) == LINKS
 
 
-def test_a_run_through_the_jobs_api_links_to_its_page_there() -> None:
-    with DAG("jobs") as dag:
-        DeepSpeedFineTuneOperator(task_id="finetune", spec={}, dataset="/Volumes/a/b/c", databricks_conn_id="mine")
+def test_a_mapped_fine_tune_is_serialised_with_its_links() -> None:
+    with DAG("mapped") as dag:
+        partial = DeepSpeedFineTuneOperator.partial(task_id="finetune", dataset="/Volumes/a/b/c", databricks_conn_id="d")
+        partial.expand(spec=[{"max_steps": 1}, {"max_steps": 2}])
     found = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
-    assert set(found.get_task("finetune").operator_extra_link_dict) == {"MLflow run", "Databricks run"}
+    assert set(found.get_task("finetune").operator_extra_link_dict) == LINKS
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)

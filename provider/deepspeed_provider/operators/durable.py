@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseOperator, BaseOperatorLink, conf
+from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from deepspeed_provider.backends.base import Backend, RunHandle, RunRequest, RunState
@@ -83,6 +83,8 @@ class DurableRunOperator(BaseOperator):
     :param experiment: MLflow experiment; default: the dag's id.
     """
 
+    # One that leads nowhere is not shown.
+    operator_extra_links = (MlflowRunLink(), SparkUiLink(), DatabricksRunLink())
     template_fields: Sequence[str] = (
         *("spark_connect_conn_id", "databricks_conn_id", "job", "base_uri", "tracking_uri", "experiment"),
     )
@@ -131,11 +133,6 @@ class DurableRunOperator(BaseOperator):
         self._kill: WorkerKill | None = None
         self._killed = False
         self._timed_out = False
-
-    @property
-    def operator_extra_links(self) -> tuple[BaseOperatorLink, ...]:  # type: ignore[override]
-        """Those that the way of running has."""
-        return MlflowRunLink(), DatabricksRunLink() if self.databricks_conn_id else SparkUiLink()
 
     def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:
         """What to run. With an empty token it is only digested."""
