@@ -24,7 +24,8 @@ from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceT
 from deepspeed_provider.clusters.wire import node_type_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.requested.estimate import tried
-from deepspeed_provider.requested.plan import asked_cloud, catalogue_of, read_answer
+from deepspeed_provider.requested.files import read_answer
+from deepspeed_provider.requested.plan import asked_cloud, catalogue_of
 
 catalog_app = typer.Typer(no_args_is_help=True, help="GPUs and node types with their prices.")
 

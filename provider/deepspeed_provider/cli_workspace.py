@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deepspeed_provider.requested.plan import problem, read_answer
+from deepspeed_provider.errors import SpecError
+from deepspeed_provider.requested.files import read_answer
 
 # By which Airflow's own commands say that they may read connections from its database.
 _CONTEXT: Final = "_AIRFLOW_PROCESS_CONTEXT"
@@ -31,11 +32,11 @@ def asked_node_types(conn_id: str) -> Mapping[str, Any]:
             answer = ask_offers(conn_id).node_types
     except AirflowNotFoundException:
         works = f"Define it in Airflow, or as AIRFLOW_CONN_{conn_id.upper()}."
-        raise problem("conn_id", conn_id, "Airflow has no such connection", works) from None
+        raise SpecError.of("conn_id", conn_id, "Airflow has no such connection", works) from None
     except WireRefused as error:
-        raise problem("conn_id", conn_id, f"the workspace refuses: {error}", "Check its token.") from None
+        raise SpecError.of("conn_id", conn_id, f"the workspace refuses: {error}", "Check its token.") from None
     except BackendUnavailable as error:
-        raise problem("conn_id", conn_id, f"no answer: {error}", "Check the connection's host.") from None
+        raise SpecError.of("conn_id", conn_id, f"no answer: {error}", "Check the connection's host.") from None
     return read_answer(answer, "conn_id")
 
 
@@ -44,7 +45,7 @@ def save_answer(answer: Mapping[str, Any], file: str) -> None:
     try:
         Path(file).write_text(json.dumps(answer, indent=1), encoding="utf-8")
     except OSError as error:
-        raise problem("save", file, f"cannot be written ({error.strerror})", "Check the path.") from None
+        raise SpecError.of("save", file, f"cannot be written ({error.strerror})", "Check the path.") from None
 
 
 @contextmanager

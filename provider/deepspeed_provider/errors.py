@@ -93,6 +93,11 @@ class SpecError(ValueError):
         super().__init__(f"{count} problem{'s' if count != 1 else ''} in the request:\n{lines}")
         self.problems = problems
 
+    @classmethod
+    def of(cls, field: str, value: Any, problem: str, suggestion: str = "") -> SpecError:
+        """With one problem."""
+        return cls([FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)])
+
 
 class EngineError(RuntimeError):
     """The embedded engine or a service beside it cannot start or answer; the text says what to do."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from deepspeed_provider.backends.jobs_evidence import FAILURE_MARK, TaskEvidence, failure_of, marked
+from deepspeed_provider.backends.jobs_evidence import TaskEvidence, failure_of, marked
+from deepspeed_provider.training.driver_side import FAILURE_MARK
 
 PAGE = "https://example.cloud.databricks.com/?o=1#job/run/7"
 

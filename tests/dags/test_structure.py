@@ -58,7 +58,9 @@ def test_links_survive_the_serialisation(dagbag: DagBag) -> None:
 
 def test_a_mapped_fine_tune_is_serialised_with_its_links() -> None:
     with DAG("mapped") as dag:
-        partial = DeepSpeedFineTuneOperator.partial(task_id="finetune", dataset="/Volumes/a/b/c", databricks_conn_id="d")
+        partial = DeepSpeedFineTuneOperator.partial(
+            task_id="finetune", dataset="/Volumes/a/b/c", databricks_conn_id="d"
+        )
         partial.expand(spec=[{"max_steps": 1}, {"max_steps": 2}])
     found = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
     assert set(found.get_task("finetune").operator_extra_link_dict) == LINKS

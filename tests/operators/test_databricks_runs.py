@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from operators.fake_task import Crash, crash_at
 from operators.workspace_task import WorkspaceTask
 
 SUBMIT, GET = "jobs/runs/submit", "jobs/runs/get"
+SUBMITTED = (f"2.2/{SUBMIT}", "after")
 
 
 @pytest.fixture
@@ -27,11 +29,6 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def task(workspace: FakeWorkspace) -> WorkspaceTask:
     return WorkspaceTask(workspace=workspace)
-
-
-@pytest.fixture(params=[False, True], ids=["blocking", "deferrable"])
-def deferrable(request: pytest.FixtureRequest) -> bool:
-    return request.param
 
 
 def deferred_task(task: WorkspaceTask) -> TaskDeferred:
@@ -201,16 +198,13 @@ def test_a_run_that_somebody_deleted_is_replaced(task: WorkspaceTask) -> None:
 
 def test_a_token_whose_run_was_deleted_gives_way_to_the_next_generation(task: WorkspaceTask, deferrable: bool) -> None:
     """The worker died before it could note the run, and the run was deleted before the next try."""
-    task.on_call = lambda path, moment: crash_at(1)(path, moment) if (path, moment) == (SUBMITTED) else None
+    task.on_call = lambda path, moment: crash_at(1)(path, moment) if (path, moment) == SUBMITTED else None
     with pytest.raises(Crash):
         task.run(deferrable=deferrable)
     (run,) = task.workspace.runs
     task.workspace.jobs.forget(run.run_id)
     task.on_call = lambda *_: None
     assert task.run(deferrable=deferrable)["generation"] == 2
-
-
-SUBMITTED = ("2.2/jobs/runs/submit", "after")
 
 
 def test_a_result_outlives_its_run(task: WorkspaceTask, workspace: FakeWorkspace) -> None:
@@ -253,8 +247,6 @@ def test_a_refused_submission_fails_at_once_with_its_reason(task: WorkspaceTask,
 
 @pytest.mark.parametrize("state", ["failed", "success", "deferred", "running", None])
 def test_a_killed_trigger_cancels_for_a_task_that_has_ended_only(task: WorkspaceTask, state: str | None) -> None:
-    import asyncio
-
     task.workspace.next_run(run_s=1e6)
     deferred = deferred_task(task)
 

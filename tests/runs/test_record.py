@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from deepspeed_provider.backends.base import RunHandle, RunState
+from deepspeed_provider.errors import Failure, FailureKind
 from deepspeed_provider.runs.record import (
     OnClear,
     Opening,
@@ -22,11 +23,24 @@ from deepspeed_provider.runs.record import (
 HANDLE = RunHandle(backend="fake", token="t", generation=1, output_uri="mem://o", world_size=2, ids={"a": "b"})
 RECORD = RunRecord(key="k", generation=1, digest="d", handle=HANDLE, max_tries=1, deadline_s=100.0)
 SUBMITTED = RECORD.submitted()
+NO_ROWS = Failure(kind=FailureKind.USER, message="no rows", evidence="failure file of rank 0", rank=0)
+NO_MACHINES = Failure(kind=FailureKind.CAPACITY, message="no machines", evidence="termination code")
+FOR_GOOD = RECORD.closed(Outcome.FAILED, NO_ROWS)
+TOO_LATE = RECORD.closed(Outcome.OVERDUE, NO_MACHINES)
 
 
-@pytest.mark.parametrize("record", [RECORD, SUBMITTED, RECORD.closed(Outcome.FAILED)], ids=lambda r: r.phase)
+@pytest.mark.parametrize("record", [RECORD, SUBMITTED, RECORD.closed(Outcome.FAILED), FOR_GOOD])
 def test_a_record_survives_as_json(record: RunRecord) -> None:
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_judgement_is_kept_however_long_its_reason_is() -> None:
+    long = replace(NO_ROWS, message="m" * 100_000, detail="first" + "d" * 100_000 + "last")
+    wire = json.dumps(RECORD.closed(Outcome.FAILED, long).to_json())
+    assert len(wire) < 65_535, "what the task state store takes"
+    kept = RunRecord.from_json(json.loads(wire)).failure
+    assert kept is not None
+    assert kept.detail.endswith("last"), "where the cause stands"
 
 
 def test_a_record_of_another_version_is_read() -> None:
@@ -46,6 +60,10 @@ def test_a_record_of_another_version_is_read() -> None:
         pytest.param(RECORD.closed(Outcome.FAILED), 1, "attach", Opening.MINT, id="retry after a failure"),
         pytest.param(RECORD.closed(Outcome.FAILED), 2, "restart", Opening.MINT, id="cleared after a failure"),
         pytest.param(RECORD.closed(Outcome.OVERDUE), 2, "attach", Opening.MINT, id="cleared after the deadline"),
+        pytest.param(FOR_GOOD, 1, "attach", Opening.REPORT, id="died reporting a failure for good"),
+        pytest.param(FOR_GOOD, 2, "attach", Opening.MINT, id="cleared after a failure for good"),
+        pytest.param(TOO_LATE, 1, "attach", Opening.REPORT, id="died reporting the deadline"),
+        pytest.param(RECORD.closed(Outcome.FAILED, NO_MACHINES), 1, "attach", Opening.MINT, id="no machines, again"),
         pytest.param(RECORD.closed(Outcome.SUCCEEDED), 1, "attach", Opening.ATTACH, id="died reporting a success"),
         pytest.param(RECORD.closed(Outcome.SUCCEEDED), 2, "attach", Opening.MINT, id="cleared after a success"),
     ],
@@ -78,6 +96,8 @@ def test_an_active_run_is_waited_for_until_the_deadline(record: RunRecord, state
         pytest.param(RECORD, "LOST", False, False, 1, Verdict.SUBMIT, id="never arrived"),
         pytest.param(RECORD, "LOST", False, True, 1, Verdict.REPLACE, id="arrived, started and was lost"),
         pytest.param(RECORD, "LOST", False, False, 999, Verdict.OVERDUE, id="never arrived in time"),
+        pytest.param(RECORD, "UNSEEN", False, False, 1, Verdict.SUBMIT, id="nobody knows whether it arrived"),
+        pytest.param(RECORD, "UNSEEN", False, False, 999, Verdict.OVERDUE, id="nor does anybody in time"),
         pytest.param(replace(SUBMITTED, replacements=3), "LOST", False, True, 1, Verdict.GIVE_UP, id="once too often"),
     ],
 )
@@ -86,6 +106,12 @@ def test_an_ended_run(
 ) -> None:
     found = verdict(record, RunState(state), now_s=now_s, has_stored_result=stored, has_started=started)
     assert found is action
+
+
+def test_what_a_person_cancels_is_not_run_again() -> None:
+    assert verdict(SUBMITTED, RunState.CANCELLED, now_s=1, by_person=True) is Verdict.ACCEPT
+    assert verdict(SUBMITTED, RunState.CANCELLED, now_s=1, by_person=True, has_stored_result=True) is Verdict.COLLECT
+    assert verdict(SUBMITTED, RunState.CANCELLED, now_s=999, by_person=True) is Verdict.OVERDUE
 
 
 def test_closing_keeps_the_identity() -> None:

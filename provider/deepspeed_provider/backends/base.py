@@ -11,7 +11,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -97,6 +97,22 @@ class RunHandle:
     output_uri: str
     world_size: int
     ids: Mapping[str, str]
+
+    @classmethod
+    def minted(cls, backend: str, request: RunRequest, identity: RunIdentity, **ids: str) -> RunHandle:
+        """Of a run that this identity has, before anything is sent."""
+        return cls(
+            backend=backend,
+            token=identity.token,
+            generation=identity.generation,
+            output_uri=request.output_uri,
+            world_size=request.world_size,
+            ids=ids,
+        )
+
+    def with_ids(self, **ids: str) -> RunHandle:
+        """With what the cluster calls the run."""
+        return replace(self, ids={**self.ids, **ids})
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ids": dict(self.ids)}

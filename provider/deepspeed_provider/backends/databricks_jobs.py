@@ -18,14 +18,14 @@ from typing import Any, Final
 from deepspeed_provider.backends.base import BackendUnavailable, RunHandle, RunIdentity, RunRequest, RunState, RunStatus
 from deepspeed_provider.backends.cluster_fit import require_fit
 from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
-from deepspeed_provider.backends.jobs_evidence import RESULT_MARK, TaskEvidence, failure_of, marked
+from deepspeed_provider.backends.jobs_evidence import TaskEvidence, failure_of, marked
 from deepspeed_provider.backends.jobs_queries import JOBS, active_runs, is_unknown, patience, unknown_run
 from deepspeed_provider.backends.jobs_states import billed_seconds, latest_attempts, status_of
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
 from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
 from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 from deepspeed_provider.training.code_archive import build_code_archive, training_code
-from deepspeed_provider.training.driver_side import RETURNED, launch_script
+from deepspeed_provider.training.driver_side import RESULT_MARK, RETURNED, launch_script
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +51,7 @@ class DatabricksJobsBackend:
         self._files = WorkspaceFiles(wire)
 
     def mint(self, request: RunRequest, identity: RunIdentity) -> RunHandle:
-        return RunHandle(
-            backend=self.name,
-            token=identity.token,
-            generation=identity.generation,
-            output_uri=request.output_uri,
-            world_size=request.world_size,
-            ids={},
-        )
+        return RunHandle.minted(self.name, request, identity)
 
     def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
         """Raises SpecError for fields of the user's that contradict ours, and for a cluster that cannot serve the run,
@@ -80,11 +73,11 @@ class DatabricksJobsBackend:
             answer = self._wire.post(f"{JOBS}/submit", body)
         except WireRefused as refused:
             if _was_deleted(refused):
-                return _with_ids(handle, run_id=GONE_ID)
+                return handle.with_ids(run_id=GONE_ID)
             if refused.after_silence:
                 raise BackendUnavailable(f"the submission got no answer, and then a refusal: {refused}") from refused
             raise FineTuneError(_refusal(refused)) from refused
-        return _with_ids(handle, run_id=str(answer["run_id"]))
+        return handle.with_ids(run_id=str(answer["run_id"]))
 
     def poll(self, handle: RunHandle) -> RunStatus:
         run_id = handle.ids.get("run_id")
@@ -265,10 +258,6 @@ def _request_file(request: RunRequest, handle: RunHandle) -> dict[str, Any]:
         "environment": dict(request.environment),
         "output_uri": request.output_uri,
     }
-
-
-def _with_ids(handle: RunHandle, **ids: str) -> RunHandle:
-    return RunHandle.from_json({**handle.to_json(), "ids": {**handle.ids, **ids}})
 
 
 def _was_deleted(refused: WireRefused) -> bool:

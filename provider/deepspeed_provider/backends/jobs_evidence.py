@@ -21,10 +21,8 @@ from deepspeed_provider.backends.jobs_states import (
 )
 from deepspeed_provider.backends.rank_failures import cause, last_lines
 from deepspeed_provider.errors import Failure, FailureKind
+from deepspeed_provider.training.driver_side import FAILURE_MARK
 
-# What the driver side prints, one line each, where no file can be read (training/driver_side.py).
-RESULT_MARK: Final = "deepspeed-provider result: "
-FAILURE_MARK: Final = "deepspeed-provider failure: "
 TOLD_EVENTS: Final = ("ADD_NODES_FAILED", "NODES_LOST", "DRIVER_NOT_RESPONDING", "UC_VOLUME_MISCONFIGURED")
 
 # (pattern, kind); the first that matches anywhere wins: memory before echoes of a rank that is gone.

@@ -94,14 +94,8 @@ class SparkConnectBackend:
         return f"SparkConnectBackend(user_id={self._user_id!r})"
 
     def mint(self, request: RunRequest, identity: RunIdentity) -> RunHandle:
-        return RunHandle(
-            backend=self.name,
-            token=identity.token,
-            generation=identity.generation,
-            output_uri=request.output_uri,
-            world_size=request.world_size,
-            ids={"session_id": identity.uuid("session"), "operation_id": identity.uuid("operation")},
-        )
+        ids = {purpose: identity.uuid(purpose.removesuffix("_id")) for purpose in ("session_id", "operation_id")}
+        return RunHandle.minted(self.name, request, identity, **ids)
 
     def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
         session_id, operation_id = handle.ids["session_id"], handle.ids["operation_id"]
@@ -298,18 +292,12 @@ def _rank_function(entry: str) -> Any:
 
     def run_rank(payload: str) -> str:
         import importlib
-        import json
         import os
-        import sys
 
         # Before anything else: this process must not outlive the Spark task that it belongs to.
         importlib.import_module("deepspeed_provider.training.guardian").start(os.environ)
-        module, _, name = entry.partition(":")
-        returned = json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
-        # Where one Spark task has several ranks, they write what they return into one file: the last would win.
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            sys.exit(0)
-        return returned
+        called: str = importlib.import_module("deepspeed_provider.training.entry").call(entry, payload)
+        return called
 
     return run_rank
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deepspeed_provider.clusters.prices import packaged
 from deepspeed_provider.clusters.runtimes import Runtime, runtime, runtimes
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import SpecError
 
 # Of the packages that a runtime brings: from these on, ``training`` runs on them as they are.
 LEAST: Final = {"transformers": (4, 50), "deepspeed": (0, 16)}
@@ -61,7 +61,7 @@ def require_training(spark_version: str, field: str) -> None:
     newest = next(each for each in reversed(runtimes()) if each.supported_until and _trains(each))
     text = f"holds transformers {found.transformers} and DeepSpeed {found.deepspeed}; the training needs {LEAST_TEXT}"
     works = f"Plan with spark_version {newest.spark_version!r}."
-    raise SpecError([FieldProblem(field=field, value=spark_version, problem=text, suggestion=works)])
+    raise SpecError.of(field, spark_version, text, works)
 
 
 def _trains(found: Runtime) -> bool:

@@ -94,7 +94,9 @@ class DatabricksPlatform:
         return Hardware(nodes=nodes, gpus_per_node=ranks // nodes, use_gpu=use_gpu)
 
     def get_links(self, backend: Backend, handle: RunHandle) -> dict[str, str]:
-        url = backend.page_url(handle) if hasattr(backend, "page_url") else None
+        from deepspeed_provider.backends.databricks_jobs import DatabricksJobsBackend
+
+        url = backend.page_url(handle) if isinstance(backend, DatabricksJobsBackend) else None
         return {DATABRICKS_RUN_URL_KEY: url} if url else {}
 
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
-from deepspeed_provider.backends.base import Backend, RunHandle, RunRequest, RunState
+from deepspeed_provider.backends.base import Backend, RunRequest, RunState
 from deepspeed_provider.backends.jobs_body import JobSettings, job_settings
 from deepspeed_provider.credentials import REFERENCE
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
-from deepspeed_provider.links import LINK_NAMES, MLFLOW_URL_KEY, DatabricksRunLink, MlflowRunLink, SparkUiLink
+from deepspeed_provider.links import DatabricksRunLink, MlflowRunLink, SparkUiLink
+from deepspeed_provider.operators.addresses import Addresses
 from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
 from deepspeed_provider.operators.worker_kill import (
     STOP_BOUND_SECONDS,
@@ -125,8 +126,6 @@ class DurableRunOperator(BaseOperator):
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._backend: Backend | None = None
-        self._announced: RunHandle | None = None
-        self._told: dict[str, str] = {}
         self._record: RunRecord | None = None
         self._tracker: Tracker = NoTracker()
         self._meter: Meter | None = None
@@ -262,11 +261,13 @@ class DurableRunOperator(BaseOperator):
             stop=self._stop_from_worker,
             log=self.log,
         )
-        record = driver.open(job, new_execution=new_execution)
-        self._announce(context, record)
+        addresses = Addresses(context["ti"], links=self.get_links, log=self.log)
+        self._record = record = driver.open(job, new_execution=new_execution)
+        addresses.tell(record)
         while True:
             step = driver.step(job, record)
-            self._announce(context, step.record)
+            self._record = step.record
+            addresses.tell(step.record)
             if isinstance(step, Finished):
                 return self._succeed(step)
             record = step.record
@@ -363,7 +364,6 @@ class DurableRunOperator(BaseOperator):
     def _job(self, context: Context) -> Job:
         ti, key = context["ti"], task_key(context["ti"])
         folder = f"{self.get_base_uri()}/{ti.dag_id}/{ti.task_id}"
-
         timeout_s = None if self.timeout is None else self.timeout.total_seconds()
 
         def build(token: str, mlflow_run_id: str | None) -> RunRequest:
@@ -392,28 +392,6 @@ class DurableRunOperator(BaseOperator):
     def _connect(self) -> Backend:
         self._backend = self.get_backend()
         return self._backend
-
-    def _announce(self, context: Context, record: RunRecord) -> None:
-        """Addresses for people, as soon as each is known."""
-        self._record = record
-        if record.handle == self._announced:
-            return
-        if self._announced is None or record.handle.output_uri != self._announced.output_uri:
-            self.log.info("Files of the run: %s", record.handle.output_uri)
-        self._announced = record.handle
-        mlflow = {MLFLOW_URL_KEY: record.mlflow_url} if record.mlflow_url else {}
-        for key, url in {**mlflow, **self._known_links(record)}.items():
-            if self._told.get(key) != url:
-                self._told[key] = url
-                self.log.info("%s: %s", LINK_NAMES[key], url)
-                context["ti"].xcom_push(key=key, value=url)
-
-    def _known_links(self, record: RunRecord) -> dict[str, str]:
-        try:
-            return self.get_links(record)
-        except Exception as error:  # noqa: BLE001  (links are for people; the run does not depend on them)
-            self.log.warning("No link to the run: %s", error)
-            return {}
 
     def _succeed(self, step: Finished) -> Any:
         self._record = step.record

@@ -12,7 +12,7 @@ from deepspeed_provider.backends.jobs_body import JobSettings
 from deepspeed_provider.clusters.cluster_body import RunIdentity, run_tags
 from deepspeed_provider.clusters.libraries import require_training, task_libraries
 from deepspeed_provider.clusters.node_type import Cloud
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import SpecError
 from deepspeed_provider.handed_plan import AUTO, HandedPlan
 
 # In place of a plan's cluster.
@@ -30,10 +30,10 @@ def require_cluster(job: Mapping[str, Any] | None, plan: object) -> None:
     if own is None and plan is None:
         text = "names no cluster, and there is no plan"
         works = "Give plan='auto', a plan of GpuPlanOperator, or job with 'existing_cluster_id' or 'cluster'."
-        raise SpecError([FieldProblem(field="job", value=job, problem=text, suggestion=works)])
+        raise SpecError.of("job", job, text, works)
     if own is not None and plan == AUTO:
         text = f"chooses a cluster, and job names one ({own})"
-        raise SpecError([FieldProblem(field="plan", value=plan, problem=text, suggestion="Leave one of them out.")])
+        raise SpecError.of("plan", plan, text, "Leave one of them out.")
 
 
 def require_trainable(plan: HandedPlan) -> None:
@@ -41,7 +41,7 @@ def require_trainable(plan: HandedPlan) -> None:
     if plan.cluster is None:
         text = "is for hardware that is there, and names no cluster"
         works = "Give job={'existing_cluster_id': …} beside it."
-        raise SpecError([FieldProblem(field="plan", value=str(plan.chosen), problem=text, suggestion=works)])
+        raise SpecError.of("plan", str(plan.chosen), text, works)
     require_training(str(plan.cluster.get("spark_version", "")), "plan.cluster.spark_version")
 
 

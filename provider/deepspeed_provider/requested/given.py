@@ -16,7 +16,7 @@ from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS
 from deepspeed_provider.requested.estimate import tried
 from deepspeed_provider.requested.model_source import ModelSource
-from deepspeed_provider.requested.plan import asked_job, problem, training_as_json
+from deepspeed_provider.requested.plan import asked_job, training_as_json
 
 GIVEN_OPTIONS: Final = ("gpu", "gpus_per_node", "nodes", "ram_gib", "nvme_gib", "interconnect_gbps", "usd_per_hour")
 # What only a search among node types asks for.
@@ -110,21 +110,21 @@ def _hardware(given: Mapping[str, Any]) -> Hardware:
 
 def _gpu(given: Mapping[str, Any]) -> Gpu:
     if "gpu" not in given:
-        raise problem("gpu", None, "is missing", "Name the GPU that the nodes have, such as A100-80GB.")
+        raise SpecError.of("gpu", None, "is missing", "Name the GPU that the nodes have, such as A100-80GB.")
     return gpu(str(given["gpu"]))
 
 
 def _whole(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int) -> int:
     if name not in given:
         if default is None:
-            raise problem(name, None, "is missing", "Give the number of GPUs that each node has.")
+            raise SpecError.of(name, None, "is missing", "Give the number of GPUs that each node has.")
         return default
     try:
         number = int(str(given[name]))
     except ValueError:
         number = 0
     if not 1 <= number <= most:
-        raise problem(name, given[name], f"should be a whole number from 1 to {most:,}", f"Use {default or 8}.")
+        raise SpecError.of(name, given[name], f"should be a whole number from 1 to {most:,}", f"Use {default or 8}.")
     return number
 
 
@@ -136,7 +136,7 @@ def _number(given: Mapping[str, Any], name: str, works: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 < number <= LARGEST:
-        raise problem(name, given[name], f"should be a number above 0 and at most {LARGEST:,}", works)
+        raise SpecError.of(name, given[name], f"should be a number above 0 and at most {LARGEST:,}", works)
     return number
 
 

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from deepspeed_provider.clusters.cluster_body import RunIdentity
@@ -23,13 +20,12 @@ from deepspeed_provider.clusters.workspace import WorkspaceOffers
 from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.requested.estimate import asked_model, asked_options, tried
+from deepspeed_provider.requested.files import read_answer, rows_of
 from deepspeed_provider.requested.model_source import ModelSource, parse_parameter_count
 from deepspeed_provider.sizing.options import Attention, Method, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
 EFFECTIVE_BATCH_SIZE: Final = 64
-# A workspace's whole answer has some hundred kilobytes.
-LARGEST_FILE_BYTES: Final = 16 * 2**20
 MOST_NODES: Final = 64
 MOST_SEQUENCES: Final = 2**20
 MOST_ROWS: Final = 1000
@@ -162,7 +158,7 @@ def catalogue_of(given: Mapping[str, Any]) -> tuple[NodeType, ...]:
     """The packaged catalogue with the rows of the user's own file. Raises :class:`SpecError`."""
     problems: list[FieldProblem] = []
     tier = tried(lambda: _tier(given), problems) or Tier.PREMIUM
-    rows = tried(lambda: _rows(given["catalog"]), problems) if "catalog" in given else []
+    rows = tried(lambda: rows_of(given["catalog"]), problems) if "catalog" in given else []
     if problems:
         raise SpecError(problems)
     found = node_types(tier=tier)
@@ -184,53 +180,20 @@ def asked_cloud(given: Mapping[str, Any]) -> Cloud | None:
     return _chosen(given, "cloud", Cloud)
 
 
-def read_answer(file: object, field: str) -> Mapping[str, Any]:
-    """A saved answer of list-node-types, or its path; a plain list of node types is one too."""
-    content = _parsed(_read(file, field), file, field) if isinstance(file, str) else file
-    # What was handed over is not shown: an answer has hundreds of node types.
-    file = file if isinstance(file, str) else "(its content)"
-    if isinstance(content, list):
-        content = {"node_types": content}
-    works = "Save one with `databricks clusters list-node-types --output json`."
-    if not isinstance(content, dict) or not isinstance(content.get("node_types"), list):
-        raise problem(field, file, "is no answer of list-node-types, which has a list called node_types", works)
-    for number, entry in enumerate(content["node_types"], start=1):
-        if not _is_node_type(entry):
-            raise problem(field, file, f"number {number} of its node_types is not as list-node-types has it", works)
-    return content
-
-
-def _is_node_type(entry: Any) -> bool:
-    """As far as it is read."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("node_type_id"), str):
-        return False
-    info = entry.get("node_info")
-    return (
-        isinstance(entry.get("num_gpus"), int | None)
-        and isinstance(info, dict | None)
-        and isinstance((info or {}).get("status"), list | None)
-    )
-
-
-def problem(field: str, value: object, text: str, suggestion: str) -> SpecError:
-    """An error with one problem."""
-    return SpecError([FieldProblem(field=field, value=value, problem=text, suggestion=suggestion)])
-
-
 def _amount(given: Mapping[str, Any]) -> tuple[str, int]:
     """``tokens`` or ``rows``, and how many."""
     named = [name for name in ("tokens", "rows") if name in given]
     if not named:
-        raise problem("tokens", None, "is missing", "Give the tokens of the whole run, such as 50M, or its rows.")
+        raise SpecError.of("tokens", None, "is missing", "Give the tokens of the whole run, such as 50M, or its rows.")
     if len(named) > 1:
-        raise problem("rows", given["rows"], "says the same as tokens", "Give one of them.")
+        raise SpecError.of("rows", given["rows"], "says the same as tokens", "Give one of them.")
     name = named[0]
     try:
         count = parse_parameter_count(given[name])
     except SpecError:
         count = 0
     if count < 1:
-        raise problem(name, given[name], f"is no number of {name}", "Use a number such as 50M, 2e6 or 10000.")
+        raise SpecError.of(name, given[name], f"is no number of {name}", "Use a number such as 50M, 2e6 or 10000.")
     return name, count
 
 
@@ -275,7 +238,7 @@ def _capability(given: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]))?", str(given[name]).strip())
     if match is None:
-        raise problem(name, given[name], "is no compute capability", "Use 8.0 for Ampere and later, with bf16.")
+        raise SpecError.of(name, given[name], "is no compute capability", "Use 8.0 for Ampere and later, with bf16.")
     return int(match[1]), int(match[2] or 0)
 
 
@@ -285,7 +248,7 @@ def _region(given: Mapping[str, Any], known: Sequence[NodeType]) -> str | None:
     if asked is None or asked in regions:
         return asked
     works = f"Known are {', '.join(regions)}; prices of another region come with --catalog."
-    raise problem("region", asked, "there are no prices of it", works)
+    raise SpecError.of("region", asked, "there are no prices of it", works)
 
 
 def _ids(given: Mapping[str, Any], known: Sequence[NodeType]) -> list[str]:
@@ -314,7 +277,7 @@ def _chosen(given: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | Non
     if asked in values:
         return kind(asked)
     near = nearest(asked, values, cutoff=0.4) or values[0]
-    raise problem(name, given[name], f"should be one of {', '.join(values)}", f"Try {near!r}.")
+    raise SpecError.of(name, given[name], f"should be one of {', '.join(values)}", f"Try {near!r}.")
 
 
 def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> int:
@@ -325,7 +288,9 @@ def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> i
     except ValueError:
         number = 0
     if not 1 <= number <= most:
-        raise problem(name, given[name], f"should be a whole number from 1 to {most:,}", f"The default is {default}.")
+        raise SpecError.of(
+            name, given[name], f"should be a whole number from 1 to {most:,}", f"The default is {default}."
+        )
     return number
 
 
@@ -334,7 +299,7 @@ def _switch(given: Mapping[str, Any], name: str) -> bool:
     words = {"true": True, "false": False}
     asked = str(given.get(name, False)).strip().lower()
     if asked not in words:
-        raise problem(name, given[name], "should be true or false", "Leave it out for false.")
+        raise SpecError.of(name, given[name], "should be true or false", "Leave it out for false.")
     return words[asked]
 
 
@@ -346,7 +311,7 @@ def _positive(given: Mapping[str, Any], name: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise problem(name, given[name], "should be a number above 0", "Leave it out for no limit.")
+        raise SpecError.of(name, given[name], "should be a number above 0", "Leave it out for no limit.")
     return number
 
 
@@ -357,53 +322,5 @@ def _workspace(given: Mapping[str, Any], offers: WorkspaceOffers | None) -> Mapp
     if name in given:
         shown = given[name] if isinstance(given[name], str) else "(its content)"
         text = "is a saved answer, and the workspace itself was asked"
-        raise problem(name, shown, text, "Leave it out, or databricks_conn_id.")
+        raise SpecError.of(name, shown, text, "Leave it out, or databricks_conn_id.")
     return read_answer(offers.node_types, "databricks_conn_id")
-
-
-def _rows(file: object) -> list[dict[str, Any]]:
-    """Of a CSV table with a header, of a JSON list of objects, or such a list."""
-    if not isinstance(file, str):
-        return _objects(file, file)
-    text = _read(file, "catalog")
-    if text.lstrip().startswith(("[", "{")):
-        return _objects(_parsed(text, file, "catalog"), file)
-    table = csv.DictReader(text.splitlines(), strict=True)
-    try:
-        rows: list[dict[str, Any]] = list(table)
-        if not {"cloud", "node_type_id"} <= set(table.fieldnames or ()):
-            raise csv.Error("it has no columns cloud and node_type_id")
-    except csv.Error as error:
-        raise problem("catalog", file, f"is no CSV table ({error})", "Begin it with a line of columns.") from None
-    for number, row in enumerate(rows, start=1):
-        if None in row:
-            names = len(table.fieldnames or ())
-            raise problem("catalog", file, f"row {number} has more cells than the {names} columns", "Quote commas.")
-    return rows
-
-
-def _objects(content: object, file: object) -> list[dict[str, Any]]:
-    if not isinstance(content, list | tuple) or not all(isinstance(row, dict) for row in content):
-        raise problem("catalog", file, "is no list of objects", 'Write [{"cloud": "aws", "node_type_id": ...}].')
-    return list(content)
-
-
-def _read(file: str, field: str) -> str:
-    try:
-        with Path(file).open("rb") as opened:
-            content = opened.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise problem(field, file, "is too large to be one", f"It may have {LARGEST_FILE_BYTES:,} bytes.")
-        return content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise problem(field, file, f"cannot be read ({reason})", "Check the path.") from None
-
-
-def _parsed(text: str, file: str, field: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise problem(field, file, f"is not JSON ({error})", "Check the file.") from None

@@ -15,6 +15,8 @@ from deepspeed_provider.backends.base import RunHandle, RunState
 from deepspeed_provider.errors import Failure, FailureKind
 
 MAX_REPLACEMENTS = 3
+LONGEST_MESSAGE = 1_000
+LONGEST_DETAIL = 4_000
 
 
 class Phase(StrEnum):
@@ -77,7 +79,7 @@ class RunRecord:
         return replace(self, phase=Phase.SUBMITTED)
 
     def closed(self, outcome: Outcome, failure: Failure | None = None) -> RunRecord:
-        return replace(self, phase=Phase.CLOSED, outcome=outcome, failure=failure)
+        return replace(self, phase=Phase.CLOSED, outcome=outcome, failure=None if failure is None else _kept(failure))
 
     @property
     def failed_for_good(self) -> bool:
@@ -109,6 +111,11 @@ class RunRecord:
         if (failure := wire.get("failure")) is not None:
             values["failure"] = Failure(**{**failure, "kind": FailureKind(failure["kind"])})
         return cls(**values)
+
+
+def _kept(failure: Failure) -> Failure:
+    """With its texts cut: the task state store takes 64 KiB, and a judgement must not be lost for its length."""
+    return replace(failure, message=failure.message[:LONGEST_MESSAGE], detail=failure.detail[-LONGEST_DETAIL:])
 
 
 class Opening(StrEnum):

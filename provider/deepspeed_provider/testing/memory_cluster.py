@@ -125,14 +125,7 @@ class FakeBackend:
         self.cluster = cluster
 
     def mint(self, request: RunRequest, identity: RunIdentity) -> RunHandle:
-        return RunHandle(
-            backend=self.name,
-            token=identity.token,
-            generation=identity.generation,
-            output_uri=request.output_uri,
-            world_size=request.world_size,
-            ids={"operation_id": identity.uuid("operation")},
-        )
+        return RunHandle.minted(self.name, request, identity, operation_id=identity.uuid("operation"))
 
     def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
         def arrive() -> RunHandle:

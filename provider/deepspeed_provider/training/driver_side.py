@@ -93,7 +93,6 @@ def rank_function(entry: str, code: str, environment: Mapping[str, str]) -> Call
 
     def run_rank(payload: str) -> str:
         import importlib
-        import json
         import os
         import sys
 
@@ -101,12 +100,8 @@ def rank_function(entry: str, code: str, environment: Mapping[str, str]) -> Call
         os.environ.update(environment)
         # Processes that a rank starts find the code by this.
         os.environ["PYTHONPATH"] = os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])])
-        module, _, name = entry.partition(":")
-        returned = json.dumps(getattr(importlib.import_module(module), name)(json.loads(payload)))
-        # The distributor's ranks of one machine write what they return into one file: the last would win.
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            sys.exit(0)
-        return returned
+        called: str = importlib.import_module("deepspeed_provider.training.entry").call(entry, payload)
+        return called
 
     return run_rank
 
