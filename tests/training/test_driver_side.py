@@ -106,7 +106,7 @@ def test_a_result_is_marked_in_the_output_and_kept_where_files_can_be(
 ) -> None:
     folder = main(tmp_path, readable)
     kept = {"token": "t", "value": {"ranks": "ran", "payload": {"epochs": 3}}}
-    assert jobs_evidence.marked(capsys.readouterr().out, jobs_evidence.RESULT_MARK) == [kept]
+    assert jobs_evidence.marked(capsys.readouterr().out, driver_side.RESULT_MARK) == [kept]
     assert (json.loads(Path(folder, driver_side.RETURNED).read_text()) == kept) if readable else True
 
 
@@ -130,7 +130,7 @@ def test_failures_are_marked_in_the_output(
         Path(folder).mkdir(exist_ok=True)
         Path(folder, f"failure-rank{rank}.json").write_text(json.dumps({"kind": kind}))
     driver_side.tell_failure({**REQUEST, "output_uri": folder}, error)
-    found = jobs_evidence.marked(capsys.readouterr().out, jobs_evidence.FAILURE_MARK)
+    found = jobs_evidence.marked(capsys.readouterr().out, driver_side.FAILURE_MARK)
     assert [record["kind"] for record in found] == told
 
 
