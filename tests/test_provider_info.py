@@ -59,7 +59,7 @@ def test_airflow_finds_and_shows_it(tmp_path: Path) -> None:
     assert found["hook"] == [path, "Spark Connect", "spark_connect", True]
     assert set(found["fields"]) == {"user_id", "use_ssl", "ui_url", "base_uri"}
     assert found["behaviour"]["relabeling"] == {"password": "Token"}
-    names = ("DatabricksRunLink", "MlflowRunLink", "SparkUiLink")
+    names = ("ClusterLogsLink", "DatabricksRunLink", "MlflowRunLink", "SparkUiLink")
     assert found["links"] == [f"deepspeed_provider.links.{name}" for name in names]
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MLFLOW_URL_KEY = "mlflow_run_url"
 SPARK_UI_URL_KEY = "spark_ui_url"
 DATABRICKS_RUN_URL_KEY = "databricks_run_url"
+CLUSTER_LOGS_URL_KEY = "cluster_logs_url"
 
 
 class MlflowRunLink(BaseOperatorLink):
@@ -47,9 +48,19 @@ class DatabricksRunLink(BaseOperatorLink):
         return BaseXCom.get_value(ti_key=ti_key, key=DATABRICKS_RUN_URL_KEY) or ""  # type: ignore[arg-type]
 
 
+class ClusterLogsLink(BaseOperatorLink):
+    """The driver's logs on the run's cluster in the Databricks workspace."""
+
+    name = "Cluster logs"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
+        return BaseXCom.get_value(ti_key=ti_key, key=CLUSTER_LOGS_URL_KEY) or ""  # type: ignore[arg-type]
+
+
 # What a link is called, by the XCom that it reads.
 LINK_NAMES = {
     MLFLOW_URL_KEY: MlflowRunLink.name,
     SPARK_UI_URL_KEY: SparkUiLink.name,
     DATABRICKS_RUN_URL_KEY: DatabricksRunLink.name,
+    CLUSTER_LOGS_URL_KEY: ClusterLogsLink.name,
 }

@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, Any]:
             "deepspeed_provider.links.MlflowRunLink",
             "deepspeed_provider.links.SparkUiLink",
             "deepspeed_provider.links.DatabricksRunLink",
+            "deepspeed_provider.links.ClusterLogsLink",
         ],
     }
 

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from deepspeed_provider.retry_policy import FineTuneRetryPolicy
 from deepspeed_provider.testing import endings, faults
 from deepspeed_provider.testing.workspace import FakeWorkspace
 
@@ -43,7 +46,55 @@ def test_one_run_its_result_and_a_link_to_it(task: WorkspaceTask, deferrable: bo
     assert output["generation"] == 1
     assert output["token"] == run.token
     assert task.xcoms["databricks_run_url"] == run.url
+    assert task.xcoms["cluster_logs_url"] == logs_of(run)
     assert task.record["phase"] == "closed"
+
+
+def logs_of(run: Any) -> str:
+    """The page of the driver's logs on the cluster that the fake workspace made for it."""
+    host = run.url.partition("/?")[0]
+    return f"{host}/compute/sparkui/{run.cluster_id('deepspeed', 0)}/driver-logs?o=1"
+
+
+def test_while_a_task_is_deferred_its_trigger_tells_the_cluster_logs(task: WorkspaceTask) -> None:
+    task.options["poll_interval"] = 5.0
+    deferred, told = deferred_task(task), []
+    (run,) = task.workspace.runs
+    progress = json.dumps({"phase": "training", "step": 1, "total_steps": 3}).encode()
+    task.workspace.files.write(f"{deferred.trigger.handle['output_uri']}/progress.json", progress)
+
+    async def set_xcom(**what: Any) -> None:
+        told.append(what)
+
+    asyncio.run(task.watched(deferred, set_xcom=set_xcom))
+    assert told == [{**deferred.trigger.task_key, "key": "_link_ClusterLogsLink", "value": logs_of(run)}]
+
+
+def test_a_failed_run_links_to_its_cluster_logs(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(endings.host_killed())
+    with pytest.raises(AirflowException):
+        task.run(deferrable=deferrable)
+    assert task.xcoms["cluster_logs_url"] == logs_of(task.workspace.runs[0])
+
+
+DELAYS = {
+    "no machines": (endings.stock_out(), RetryAction.RETRY, timedelta(minutes=10)),
+    "the platform": (endings.internal_error(), RetryAction.RETRY, timedelta(minutes=1)),
+    "nobody knows": (endings.fails("ValueError: no rows"), RetryAction.RETRY, None),
+    "host memory": (endings.host_killed(), RetryAction.FAIL, None),
+}
+
+
+@pytest.mark.parametrize(("ending", "action", "delay"), DELAYS.values(), ids=DELAYS)
+def test_the_shipped_policy_reads_what_a_task_raises(
+    task: WorkspaceTask, deferrable: bool, ending: endings.Ending, action: RetryAction, delay: timedelta | None
+) -> None:
+    task.workspace.next_run(ending)
+    with pytest.raises(AirflowException) as caught:
+        task.run(deferrable=deferrable)
+    decision = FineTuneRetryPolicy().evaluate(caught.value, try_number=1, max_tries=2)
+    assert (decision.action, decision.retry_delay) == (action, delay)
+    assert str(decision.reason) in str(caught.value)
 
 
 def test_code_is_uploaded_once_for_all_runs_and_tasks(task: WorkspaceTask, workspace: FakeWorkspace) -> None:

@@ -116,9 +116,9 @@ class WorkspaceTask(FakeTask):
             except TaskDeferred as again:
                 deferred = again
 
-    async def watched(self, deferred: TaskDeferred) -> dict[str, Any]:
+    async def watched(self, deferred: TaskDeferred, **options: Any) -> dict[str, Any]:
         """What the trigger says, as another process builds it from its serialised form."""
-        async for event in self.trigger(deferred).run():
+        async for event in self.trigger(deferred, **options).run():
             return dict(event.payload)
         raise AssertionError("the trigger ended without an event")
 

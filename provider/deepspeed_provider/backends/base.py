@@ -23,6 +23,8 @@ class RunRequest:
     Attributes:
         entry: ``"package.module:function"``, importable from ``code``. Called once in every rank
             as ``function(payload)``; what rank 0 returns (JSON-able) is the run's result.
+        on_driver: call the entry once where the cluster's driver is, beside its own Spark session, and start no
+            ranks. Only for backends whose runs have a driver of their own.
         payload: JSON-able argument of the entry; no secrets.
         code: files or package folders on the submitting machine that travel with the run.
         nodes: machines; ``gpus_per_node`` ranks on each. World size is their product.
@@ -48,6 +50,7 @@ class RunRequest:
     name: str = ""
     python: str = ""
     timeout_s: float | None = None
+    on_driver: bool = False
 
     @property
     def world_size(self) -> int:
@@ -201,4 +204,21 @@ class Billed(Protocol):
 
     def billed_seconds(self, handle: RunHandle, now_ms: float) -> float | None:
         """How long the run's cluster has been paid for; None where nothing is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPages:
+    """Addresses for people; None where there is no such page, or not yet."""
+
+    run: str | None = None
+    cluster_logs: str | None = None
+
+
+@runtime_checkable
+class WithPages(Protocol):
+    """A backend whose runs have pages that people can look at."""
+
+    def pages(self, handle: RunHandle) -> RunPages:
+        """A page of logs is there when the run has got its cluster."""
         ...

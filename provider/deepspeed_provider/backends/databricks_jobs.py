@@ -15,10 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deepspeed_provider.backends.base import BackendUnavailable, RunHandle, RunIdentity, RunRequest, RunState, RunStatus
+from deepspeed_provider.backends.base import (
+    BackendUnavailable,
+    RunHandle,
+    RunIdentity,
+    RunPages,
+    RunRequest,
+    RunState,
+    RunStatus,
+)
 from deepspeed_provider.backends.cluster_fit import require_fit
 from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
 from deepspeed_provider.backends.jobs_evidence import TaskEvidence, failure_of, marked
+from deepspeed_provider.backends.jobs_pages import pages_of
 from deepspeed_provider.backends.jobs_queries import JOBS, active_runs, is_unknown, patience, unknown_run
 from deepspeed_provider.backends.jobs_states import billed_seconds, latest_attempts, status_of
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
@@ -133,12 +142,11 @@ class DatabricksJobsBackend:
         with patience():
             return {} if path is None else self._files.read_texts(path)
 
-    def page_url(self, handle: RunHandle) -> str | None:
-        """Address of the run's page, for people."""
+    def pages(self, handle: RunHandle) -> RunPages:
+        """The run's page, and the driver's logs on its cluster."""
         if not handle.ids.get("run_id") or handle.ids["run_id"] == GONE_ID:
-            return None
-        url = self._wire.get(f"{JOBS}/get", {"run_id": handle.ids["run_id"]}).get("run_page_url")
-        return str(url) if url else None
+            return RunPages()
+        return pages_of(self._wire.get(f"{JOBS}/get", {"run_id": handle.ids["run_id"]}))
 
     def billed_seconds(self, handle: RunHandle, now_ms: float) -> float | None:
         """How long clusters of the run have been there, their start included."""
@@ -253,6 +261,7 @@ def _request_file(request: RunRequest, handle: RunHandle) -> dict[str, Any]:
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
         "use_gpu": request.use_gpu,
+        "on_driver": request.on_driver,
         "python": request.python,
         "deepspeed_config": None if request.deepspeed_config is None else dict(request.deepspeed_config),
         "environment": dict(request.environment),

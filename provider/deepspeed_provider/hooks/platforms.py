@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from deepspeed_provider.links import DATABRICKS_RUN_URL_KEY, SPARK_UI_URL_KEY
+from deepspeed_provider.links import CLUSTER_LOGS_URL_KEY, DATABRICKS_RUN_URL_KEY, SPARK_UI_URL_KEY
 from deepspeed_provider.planning import Hardware
 
 if TYPE_CHECKING:
@@ -94,10 +94,11 @@ class DatabricksPlatform:
         return Hardware(nodes=nodes, gpus_per_node=ranks // nodes, use_gpu=use_gpu)
 
     def get_links(self, backend: Backend, handle: RunHandle) -> dict[str, str]:
-        from deepspeed_provider.backends.databricks_jobs import DatabricksJobsBackend
+        from deepspeed_provider.backends.base import WithPages
 
-        url = backend.page_url(handle) if isinstance(backend, DatabricksJobsBackend) else None
-        return {DATABRICKS_RUN_URL_KEY: url} if url else {}
+        pages = backend.pages(handle) if isinstance(backend, WithPages) else None
+        found = {DATABRICKS_RUN_URL_KEY: pages.run, CLUSTER_LOGS_URL_KEY: pages.cluster_logs} if pages else {}
+        return {key: url for key, url in found.items() if url}
 
 
 def platform_of(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepspeed_provider.backends.base import RunHandle
-from deepspeed_provider.links import LINK_NAMES, MLFLOW_URL_KEY
+from deepspeed_provider.links import CLUSTER_LOGS_URL_KEY, LINK_NAMES, MLFLOW_URL_KEY
 from deepspeed_provider.runs.record import RunRecord
 
 
@@ -33,8 +33,18 @@ class Addresses:
             return
         if last is None or last.output_uri != record.handle.output_uri:
             self._log.info("Files of the run: %s", record.handle.output_uri)
+            # Another generation has another cluster.
+            self._told.pop(CLUSTER_LOGS_URL_KEY, None)
         mlflow = {MLFLOW_URL_KEY: record.mlflow_url} if record.mlflow_url else {}
-        for key, url in {**mlflow, **self._on_cluster(record)}.items():
+        self._tell({**mlflow, **self._on_cluster(record)})
+
+    def tell_logs(self, record: RunRecord) -> None:
+        """Where the cluster's logs are, once there is a cluster."""
+        if CLUSTER_LOGS_URL_KEY not in self._told:
+            self._tell(self._on_cluster(record))
+
+    def _tell(self, addresses: Mapping[str, str]) -> None:
+        for key, url in addresses.items():
             if self._told.get(key) != url:
                 self._told[key] = url
                 self._log.info("%s: %s", LINK_NAMES[key], url)

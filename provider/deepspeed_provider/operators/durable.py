@@ -22,7 +22,7 @@ from deepspeed_provider.credentials import REFERENCE
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
-from deepspeed_provider.links import DatabricksRunLink, MlflowRunLink, SparkUiLink
+from deepspeed_provider.links import ClusterLogsLink, DatabricksRunLink, MlflowRunLink, SparkUiLink
 from deepspeed_provider.operators.addresses import Addresses
 from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
 from deepspeed_provider.operators.worker_kill import (
@@ -85,7 +85,7 @@ class DurableRunOperator(BaseOperator):
     """
 
     # One that leads nowhere is not shown.
-    operator_extra_links = (MlflowRunLink(), SparkUiLink(), DatabricksRunLink())
+    operator_extra_links = (MlflowRunLink(), SparkUiLink(), DatabricksRunLink(), ClusterLogsLink())
     template_fields: Sequence[str] = (
         *("spark_connect_conn_id", "databricks_conn_id", "job", "base_uri", "tracking_uri", "experiment"),
     )
@@ -129,6 +129,7 @@ class DurableRunOperator(BaseOperator):
         self._record: RunRecord | None = None
         self._tracker: Tracker = NoTracker()
         self._meter: Meter | None = None
+        self._addresses: Addresses | None = None
         self._kill: WorkerKill | None = None
         self._killed = False
         self._timed_out = False
@@ -261,7 +262,7 @@ class DurableRunOperator(BaseOperator):
             stop=self._stop_from_worker,
             log=self.log,
         )
-        addresses = Addresses(context["ti"], links=self.get_links, log=self.log)
+        self._addresses = addresses = Addresses(context["ti"], links=self.get_links, log=self.log)
         self._record = record = driver.open(job, new_execution=new_execution)
         addresses.tell(record)
         while True:
@@ -269,6 +270,7 @@ class DurableRunOperator(BaseOperator):
             self._record = step.record
             addresses.tell(step.record)
             if isinstance(step, Finished):
+                addresses.tell_logs(step.record)
                 return self._succeed(step)
             record = step.record
             if self.deferrable:
@@ -342,6 +344,8 @@ class DurableRunOperator(BaseOperator):
         if progress is not None and str(progress) != getattr(self, "_shown", None):
             self._shown = str(progress)
             self.log.info("%s", progress)
+            if self._addresses is not None:
+                self._addresses.tell_logs(record)
 
     def _defer(self, context: Context, tracker: Tracker, record: RunRecord, trigger_errors: int) -> NoReturn:
         self.defer(
@@ -411,6 +415,8 @@ class DurableRunOperator(BaseOperator):
     def _fail(self, error: RunFailed) -> NoReturn:
         self._record = error.record
         self._bill(error.record)
+        if self._addresses is not None:
+            self._addresses.tell_logs(error.record)
         message = describe(error.failure, error.record)
         raise (AirflowException if error.retryable else AirflowFailException)(message) from error
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle, RunState, RunStatus
+from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle, RunState, RunStatus, WithPages
+from deepspeed_provider.links import ClusterLogsLink
 from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.bill import Meter
 from deepspeed_provider.runs.record import Outcome
@@ -25,6 +26,7 @@ MAX_POLL_ERRORS = 5
 JITTER = 0.2
 
 GetTaskStates = Callable[..., Awaitable[Mapping[str, Mapping[str, Any]]]]
+SetXCom = Callable[..., Awaitable[None]]
 Connect = Callable[[], Awaitable[Backend]]
 
 
@@ -60,6 +62,7 @@ class DurableRunTrigger(BaseTrigger):
         connect: Connect | None = None,
         poller: WorkspacePoller | None = None,
         get_task_states: GetTaskStates | None = None,
+        set_xcom: SetXCom | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
@@ -77,11 +80,13 @@ class DurableRunTrigger(BaseTrigger):
         self._connect = connect or self._connect_by_hook
         self._poller = poller
         self._get_task_states = get_task_states or _task_states
+        self._set_xcom = set_xcom or _set_xcom
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
         self._ended = False
         self._shown: str | None = None
+        self._told_logs = False
         self._meter = Meter(usd_per_hour=usd_per_hour, clock=clock, log=self.log)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -201,6 +206,20 @@ class DurableRunTrigger(BaseTrigger):
         if progress is not None and str(progress) != self._shown:
             self._shown = str(progress)
             self.log.info("%s", progress)
+            await self._tell_logs(backend, handle)
+
+    async def _tell_logs(self, backend: Backend, handle: RunHandle) -> None:
+        """Where the cluster's logs are, once, now that something runs on it: no worker is there to tell."""
+        if self._told_logs or not isinstance(backend, WithPages):
+            return
+        try:
+            url = (await asyncio.to_thread(backend.pages, handle)).cluster_logs
+            if url:
+                self._told_logs = True
+                self.log.info("%s: %s", ClusterLogsLink.name, url)
+                await self._set_xcom(key=ClusterLogsLink().xcom_key, value=url, **self.task_key)
+        except Exception as error:  # noqa: BLE001  (links are for people; the run does not depend on them)
+            self.log.debug("No link to the cluster's logs: %s", error)
 
     async def _connect_by_hook(self) -> Backend:
         from deepspeed_provider.hooks.platforms import platform_of
@@ -243,3 +262,9 @@ async def _task_states(**query: Any) -> Mapping[str, Mapping[str, Any]]:
     from asgiref.sync import sync_to_async
 
     return await sync_to_async(ask_task_states)(**query)
+
+
+async def _set_xcom(**what: Any) -> None:
+    from airflow.sdk import BaseXCom
+
+    await BaseXCom.aset(**what)
