@@ -45,8 +45,15 @@ class Watch:
     def __init__(self, workspace: FakeWorkspace) -> None:
         self.workspace = workspace
         self.pauses_s: list[float] = []
+        self.round_s = 0.0
+        self._looked_at_s = 0.0
         hook = DatabricksWorkspaceHook(attempts=1)
-        self.poller = WorkspacePoller(hook, sleep=self.sleep, clock=lambda: 0.0, jitter=lambda: 0.0)
+        self.poller = WorkspacePoller(hook, sleep=self.sleep, clock=self.clock, jitter=lambda: 0.0)
+
+    def clock(self) -> float:
+        """Looked at before and after each round."""
+        self._looked_at_s += self.round_s
+        return self._looked_at_s
 
     async def sleep(self, seconds: float) -> None:
         self.pauses_s.append(seconds)
@@ -72,6 +79,29 @@ class Watch:
     @property
     def asked(self) -> Counter[str]:
         return Counter(request.path for request in self.workspace.requests)
+
+
+# (length of a round in seconds, pause after it)
+PAUSES = {"no time": (0.0, 30.0), "a little": (0.5, 28.5), "long": (4.0, 18.0), "longer than the pause": (60.0, 15.0)}
+
+
+@pytest.mark.parametrize(("round_s", "pause_s"), PAUSES.values(), ids=PAUSES)
+def test_rounds_begin_earlier_by_the_age_of_what_they_tell(
+    workspace: FakeWorkspace, round_s: float, pause_s: float
+) -> None:
+    watch = Watch(workspace)
+    watch.round_s = round_s
+    watch.rounds(submit(workspace, 1), 3)
+    assert watch.pauses_s == [INTERVAL_S, pause_s, pause_s]
+
+
+def test_a_refused_round_shortens_no_pause(workspace: FakeWorkspace) -> None:
+    watch = Watch(workspace)
+    watch.round_s = 4.0
+    run_ids = submit(workspace, 1)
+    workspace.fault(faults.too_many_requests(77))
+    watch.rounds(run_ids, 2)
+    assert watch.pauses_s == [INTERVAL_S, 77.0]
 
 
 # (own runs, runs of others, rounds, requests that are allowed in all)

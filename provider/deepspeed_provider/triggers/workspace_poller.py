@@ -80,7 +80,7 @@ class WorkspacePoller:
         try:
             lasted_s = 0.0
             while self._waiting:
-                await self._sleep(max(0.0, self._pause_s() - lasted_s))
+                await self._sleep(self._pause_after(lasted_s))
                 began_s = self._clock()
                 await self._round()
                 lasted_s = self._clock() - began_s
@@ -91,6 +91,15 @@ class WorkspacePoller:
             self._task = None
             for run_id in list(self._waiting):
                 self._tell(run_id, None, BackendUnavailable("the poller was interrupted"))
+
+    def _pause_after(self, lasted_s: float) -> float:
+        """Before the next round; ``lasted_s``: how long the last one took."""
+        pause_s = self._pause_s()
+        if self._refusals:
+            return pause_s
+        # What a long round tells is old by then: the next begins earlier by that, so that an end is told as soon as by
+        # somebody who asks for that run alone.
+        return max(pause_s / 2, pause_s - 3 * lasted_s)
 
     def _pause_s(self) -> float:
         wanted = min((self._intervals_s[run_id] for run_id in self._waiting), default=0.0)
