@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,6 +68,22 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Any:
+    """Address of a repository that is served as plain files, with the script on its branch main."""
+    folder = tmp_path / "repository"
+    (folder / "training").mkdir(parents=True)
+    (folder / "training" / "train.py").write_text(SCRIPT)
+    identity = ["-c", "user.name=me", "-c", "user.email=me@example.com", "-c", "init.defaultBranch=main"]
+    for words in (["init"], ["add", "."], ["commit", "-m", "first"], ["update-server-info"]):
+        subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, check=True)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/.git"
+        server.shutdown()
 
 
 @pytest.fixture
@@ -128,6 +147,13 @@ def test_a_script_of_the_workspace_stays_there(workspace: FakeWorkspace, given: 
     assert "train.py" not in names
 
 
+def test_a_script_in_git_is_named_by_its_repository(workspace: FakeWorkspace) -> None:
+    assert execute(operator_of(script="training/train.py", git_source=GIT)) == {"loss": 2.5}
+    request, _ = sent(workspace)
+    source = {"git_url": GIT["git_url"], "git_branch": "main"}
+    assert request["payload"]["script"] == {"git": source, "path": "training/train.py"}
+
+
 def test_a_changed_script_is_another_request(script: Path) -> None:
     def digest() -> str:
         return operator_of(script=script).build_request("", "out", None).digest
@@ -188,7 +214,16 @@ REFUSED = {
     "no such file": ({"script": "/nowhere/train.py"}, ["script = '/nowhere/train.py': is no Python file"]),
     "no Python": ({"script": __file__.replace(".py", ".sh")}, ["is no Python file"]),
     "object storage": ({"script": "s3://bucket/train.py"}, ["is no file for Python", "/Volumes"]),
-    "Git": ({"job": {"run_fields": {"git_source": GIT}}}, ["job.run_fields.git_source", "Git folder"]),
+    "the platform's Git": ({"job": {"run_fields": {"git_source": GIT}}}, ["job.run_fields.git_source", "the operator"]),
+    "a file of this machine in Git": ({"git_source": GIT}, ["is no Python file in Git", "training/train.py"]),
+    "no repository": ({"git_source": "https://example.com"}, ["git_source = 'https://example.com': is no mapping"]),
+    "no address": ({"git_source": {}}, ["git_source.git_url = None: is no address for git", "https://"]),
+    "keys": ({"git_source": {"git_url": "git@example.com:me/mine"}}, ["is no address for git"]),
+    "a password in an address": ({"git_source": {"git_url": "https://me:pw@example.com/x"}}, ["(hidden)", "GIT_TOKEN"]),
+    "two references": ({"git_source": {**GIT, "git_tag": "v1"}}, ["names git_branch and git_tag", "one of them"]),
+    "half a commit": ({"git_source": {"git_url": GIT["git_url"], "git_commit": "abc"}}, ["is no whole commit", "40"]),
+    "an option": ({"git_source": {**GIT, "git_branch": "--upload-pack=x"}}, ["is no name in Git"]),
+    "a field": ({"git_source": {**GIT, "git_brunch": "x"}}, ["Did you mean 'git_branch'?"]),
     "no code": ({"code": ["/nowhere/mine"]}, ["code[0] = '/nowhere/mine': is not on this machine"]),
     "no cluster": ({"job": {"queue": False}}, ["job = {'queue': False}: names no cluster", "existing_cluster_id"]),
     "nothing": ({"arguments": ["--a", None]}, ["arguments[1] = None: is nothing", "Leave it out"]),
@@ -242,7 +277,9 @@ def test_every_problem_is_told_at_once(workspace: FakeWorkspace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus_per_node", [1, 2])
-def test_both_really_run(tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch, gpus_per_node: int) -> None:
+def test_all_really_run(
+    tmp_path: Path, script: Path, repository: str, monkeypatch: pytest.MonkeyPatch, gpus_per_node: int
+) -> None:
     with ExecutingWorkspace(tmp_path / "workspace") as executing:
         monkeypatch.setenv("AIRFLOW_CONN_DATABRICKS_DEFAULT", executing.connection_json)
         job = {"cluster": {**CLUSTER, "spark_version": SAME_PYTHON}}
@@ -252,6 +289,9 @@ def test_both_really_run(tmp_path: Path, script: Path, monkeypatch: pytest.Monke
         assert found == {"epochs": 3, "ranks": gpus_per_node, "config": config}
         found = execute(operator_of(DeepSpeedFunctionOperator, function=train, arguments={"epochs": 4}, **options))
         assert found == {"epochs": 4, "ranks": gpus_per_node}
+        in_git = {"script": "training/train.py", "git_source": {"git_url": repository, "git_branch": "main"}}
+        found = execute(operator_of(arguments=["--epochs", 5], deepspeed_config=config, **in_git, **options))
+        assert found == {"epochs": 5, "ranks": gpus_per_node, "config": config}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from deepspeed_provider.requested.own_function import function_place, pickler_code
 from deepspeed_provider.training.code_archive import build_code_archive, training_code
+from deepspeed_provider.training.git_checkout import credentials
 from deepspeed_provider.training.own_code import CONFIG_FLAGS
 
 RANK = """
@@ -165,6 +167,112 @@ def test_a_script_of_the_clusters_finds_modules_beside_it(ranks: Ranks, tmp_path
     ranks.folder.mkdir()
     assert ranks.run("run_script", {"script": {"uri": "/Workspace/none.py"}, **payload}) is None
     assert "script = '/Workspace/none.py': no such file" in ranks.failure["message"]
+
+
+def git(folder: Path, *words: str) -> str:
+    by = ["-c", "user.name=me", "-c", "user.email=me@example.com", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *by, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Its url, and three commits: of a tag, of the head, and of a branch."""
+    folder = tmp_path_factory.mktemp("repository")
+    git(folder, "init", "--quiet")
+    commits = {}
+    for name in ("first", "second", "third"):
+        (folder / "training").mkdir(exist_ok=True)
+        (folder / "words.txt").write_text(name)
+        (folder / "training" / "beside.py").write_text(f"NAME = {name!r}")
+        (folder / "training" / "train.py").write_text(
+            f"{TELL}\nimport beside; tell(name=beside.NAME, words=open('words.txt').read())"
+        )
+        if name == "third":
+            git(folder, "checkout", "--quiet", "-b", "other/branch")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "-m", name)
+        commits[name] = git(folder, "rev-parse", "HEAD")
+        if name == "first":
+            git(folder, "tag", "-a", "v1", "-m", "annotated")
+    git(folder, "checkout", "--quiet", "main")
+    return {"url": folder.as_uri(), **commits}
+
+
+SOURCES = {
+    "head": ({}, "second"),
+    "branch": ({"git_branch": "other/branch"}, "third"),
+    "annotated tag": ({"git_tag": "v1"}, "first"),
+    "commit": ({"git_commit": "first"}, "first"),
+}
+
+
+def in_git(repository: dict[str, str], path: str = "training/train.py", **reference: str) -> dict[str, Any]:
+    if "git_commit" in reference:
+        reference["git_commit"] = repository.get(reference["git_commit"], reference["git_commit"])
+    source = {"git_url": repository["url"], **reference}
+    shared = {"arguments": [], "deepspeed_config": None, "config_flags": "none"}
+    return {"script": {"git": source, "path": path}, **shared}
+
+
+@pytest.mark.parametrize(("reference", "name"), SOURCES.values(), ids=SOURCES)
+def test_a_script_in_git_runs_at_its_commit_from_the_repositorys_root(
+    ranks: Ranks, repository: dict[str, str], reference: dict[str, str], name: str
+) -> None:
+    found = ranks.run("run_script", in_git(repository, **reference))
+    assert found is not None, ranks.text
+    assert (found["returned"]["name"], found["returned"]["words"]) == (name, name)
+    assert f"at commit {repository[name]}" in ranks.text
+
+
+def test_a_branch_that_moves_is_one_commit_for_all_ranks(ranks: Ranks, repository: dict[str, str]) -> None:
+    (ranks.folder / "out").mkdir()
+    (ranks.folder / "out" / "git-commit").write_text(repository["first"])
+    script = "training/train.py"
+    assert ranks.run("run_script", in_git(repository, script, git_branch="main"), rank=1) is not None, ranks.text
+    assert "at commit" not in ranks.text, "said once"
+    ranks.run("run_script", in_git(repository, "none.py", git_branch="main"), rank=0)
+    assert (ranks.folder / "out" / "git-commit").read_text() == repository["second"], "the first rank tells"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"git_branch": "none"}, "git_branch = 'none': there is nothing of this name", id="no branch"),
+        pytest.param({"git_tag": "main"}, "git_tag = 'main': there is nothing of this name", id="a branch as a tag"),
+        pytest.param({"git_commit": "0" * 40}, "git_source:", id="no commit"),
+        pytest.param({"path": "none.py"}, "script = 'none.py': no such file in file://", id="no file"),
+    ],
+)
+def test_what_is_not_in_git_is_a_users_error(
+    ranks: Ranks, repository: dict[str, str], options: dict[str, str], words: str
+) -> None:
+    assert ranks.run("run_script", in_git(repository, **options)) is None
+    assert ranks.failure["kind"] == "USER"
+    assert words in ranks.failure["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "pair"),
+    [
+        ("https://example.com/me/mine.git", {"GIT_TOKEN": "t0k"}, "x-access-token:t0k"),
+        ("https://example.com/me/mine.git", {"GIT_TOKEN": "t0k", "GIT_USERNAME": "oauth2"}, "oauth2:t0k"),
+        ("https://example.com/me/mine.git", {}, None),
+        ("http://example.com/me/mine.git", {"GIT_TOKEN": "t0k"}, None),
+    ],
+    ids=["token", "with a name", "public", "not encrypted"],
+)
+def test_a_token_goes_to_the_repositorys_host_only(url: str, environment: dict[str, str], pair: str | None) -> None:
+    found = credentials(url, environment)
+    if pair is None:
+        assert found == {}
+        return
+    config = {"PATH": os.environ["PATH"], **found}
+    asked = ["git", "config", "--get-urlmatch", "http.extraheader"]
+    header = subprocess.run([*asked, url], env=config, capture_output=True, text=True, check=True).stdout.strip()
+    assert base64.b64decode(header.removeprefix("Authorization: Basic ")).decode() == pair
+    elsewhere = subprocess.run([*asked, "https://elsewhere.com/"], env=config, capture_output=True, check=False)
+    assert elsewhere.stdout == b""
 
 
 def test_a_second_start_runs_nothing(ranks: Ranks) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.operators.durable import DurableRunOperator
-from deepspeed_provider.requested import own_function, own_training
+from deepspeed_provider.requested import git_source, own_function, own_training
 
 if TYPE_CHECKING:
     from deepspeed_provider.runs.record import RunRecord
@@ -99,6 +99,10 @@ class DeepSpeedScriptOperator(OwnTrainingOperator):
 
     :param script: a ``.py`` file of the worker, which travels with the run; or one that the cluster finds below
         ``/Workspace`` (a Git folder too), ``/Volumes`` or ``dbfs:/``, whose content is not part of the run's identity.
+        With ``git_source``, its path in that repository.
+    :param git_source: ``git_url`` and one of ``git_branch``, ``git_tag`` and ``git_commit``, as the Jobs API has them.
+        Every rank gets the same commit, and starts at the repository's root. Private ones take ``GIT_TOKEN`` of the
+        cluster's variables.
     :param arguments: numbers and texts; the script sees texts.
     :param deepspeed_config: DeepSpeed's configuration, a mapping or JSON. It is checked, and lies in the file that
         ``DEEPSPEED_PROVIDER_CONFIG`` names.
@@ -107,12 +111,13 @@ class DeepSpeedScriptOperator(OwnTrainingOperator):
         configuration no flag is added.
     """
 
-    template_fields: Sequence[str] = (*OwnTrainingOperator.template_fields, "script", "deepspeed_config")
+    template_fields: Sequence[str] = (*OwnTrainingOperator.template_fields, "script", "git_source", "deepspeed_config")
 
     def __init__(
         self,
         *,
         script: Any,
+        git_source: Mapping[str, str] | None = None,
         arguments: Sequence[Any] = (),
         deepspeed_config: Mapping[str, Any] | str | None = None,
         config_flags: str = "deepspeed",
@@ -120,13 +125,18 @@ class DeepSpeedScriptOperator(OwnTrainingOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.script = script
+        self.git_source = git_source
         self.arguments = arguments
         self.deepspeed_config = deepspeed_config
         self.config_flags = config_flags
 
     def make_own(self, ranks: int | None, problems: list[FieldProblem]) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         own_training.refuse_git(self.job, problems)
-        place = own_training.script_place(self.script, problems)
+        place: Mapping[str, Any]
+        if self.git_source is None:
+            place = own_training.script_place(self.script, problems)
+        else:
+            place = git_source.script_in(self.git_source, self.script, problems)
         payload = {
             "script": place,
             "arguments": own_training.words(self.arguments, problems),

@@ -77,7 +77,7 @@ def refuse_git(job: Mapping[str, Any] | None, problems: Problems) -> None:
                 field="job.run_fields.git_source",
                 value=source,
                 problem="is checked out for tasks whose file is in Git, and here that is the launcher's",
-                suggestion="Make it a Git folder of the workspace, and give the script by its path below /Workspace.",
+                suggestion="Give the operator itself git_source, and the script by its path in the repository.",
             )
         )
 

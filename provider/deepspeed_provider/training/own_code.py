@@ -11,11 +11,12 @@ import pickle
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import failures, guardian, once, storage
+from . import failures, git_checkout, guardian, once, storage
 from .ranks import Rank, choose_accelerator
 
 # For the script: where it may leave a JSON value for Airflow, and where DeepSpeed's configuration lies.
@@ -54,7 +55,7 @@ def require_python(wanted: str) -> None:
         )
 
 
-def _once(payload: Mapping[str, Any], work: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+def _once(payload: Mapping[str, Any], work: Callable[[Mapping[str, Any], Rank], Any]) -> dict[str, Any]:
     guardian.start(os.environ)
     rank = Rank.from_environment(os.environ, use_gpu=bool(payload["use_gpu"]))
     output_uri, token = payload["output_uri"], payload["token"]
@@ -67,7 +68,7 @@ def _once(payload: Mapping[str, Any], work: Callable[[Mapping[str, Any]], Any]) 
             )
         choose_accelerator(rank.use_gpu)
         os.environ.update(payload.get("tracking") or {})
-        returned = work(payload)
+        returned = work(payload, rank)
         if rank.is_first:
             _require_json(returned)
     except BaseException as error:
@@ -83,10 +84,10 @@ def _require_json(value: Any) -> None:
         raise failures.InputError(f"what was returned goes back as JSON: {error}. Return numbers and texts.") from error
 
 
-def _run_script(payload: Mapping[str, Any]) -> Any:
-    with tempfile.TemporaryDirectory() as scratch:
+def _run_script(payload: Mapping[str, Any], rank: Rank) -> Any:
+    with tempfile.TemporaryDirectory() as scratch, _here_again():
         folder = Path(scratch)
-        script = _script_file(payload["script"], folder)
+        script = _script_file(payload, folder, rank)
         result = folder / "result.json"
         os.environ[RESULT_VARIABLE] = str(result)
         words = [*payload["arguments"], *_config_words(payload, folder / "deepspeed_config.json")]
@@ -97,14 +98,32 @@ def _run_script(payload: Mapping[str, Any]) -> Any:
         return json.loads(result.read_text(encoding="utf-8")) if result.exists() else {"exit_status": 0}
 
 
-def _script_file(script: Mapping[str, str], folder: Path) -> Path:
-    """A file of the script: the cluster's own, or the one that travels beside this package."""
+@contextmanager
+def _here_again() -> Iterator[None]:
+    """Back in this folder afterwards: who called may not live in one that is gone."""
+    here = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+def _script_file(payload: Mapping[str, Any], folder: Path, rank: Rank) -> Path:
+    """A file of the script: the cluster's own, one in Git, or the one that travels beside this package."""
+    script: Mapping[str, Any] = payload["script"]
+    if "git" in script:
+        root = git_checkout.checkout(script["git"], payload["output_uri"], folder / "git", is_first=rank.is_first)
+        if not (root / script["path"]).is_file():
+            raise failures.InputError(f"script = {script['path']!r}: no such file in {script['git']['git_url']}.")
+        # Scripts name what lies in their repository from its root.
+        os.chdir(root)
+        return root / str(script["path"])
     if "uri" in script:
         path = storage.mounted_path(script["uri"])
         if path is None or not path.is_file():
             raise failures.InputError(f"script = {script['uri']!r}: no such file for the ranks.")
         return path
-    path = folder / "code" / script["shipped"]
+    path = folder / "code" / str(script["shipped"])
     path.parent.mkdir()
     # Also out of an archive, and never by import: the distributor has a module of its own called "train".
     source = Path(__file__).parents[2] / script["shipped"]
@@ -135,7 +154,7 @@ def _run_to_end(script: Path, words: list[str]) -> None:
         raise RuntimeError(f"{script.name} ended with status {end.code}") from end
 
 
-def _call_function(payload: Mapping[str, Any]) -> Any:
+def _call_function(payload: Mapping[str, Any], rank: Rank) -> Any:  # noqa: ARG001
     given = payload["function"]
     if "pickled" in given:
         require_python(given["python"])
