@@ -4,9 +4,10 @@
 from datetime import timedelta
 
 from airflow.sdk import Param, dag
-from deepspeed_provider.operators.dataset import PrepareDatasetOperator, ValidateSpecOperator
+from deepspeed_provider.operators.dataset import PrepareDatasetOperator
 from deepspeed_provider.operators.finetune import DeepSpeedEvaluateOperator
-from deepspeed_provider.params import finetune_params
+from deepspeed_provider.operators.validate import ValidateSpecOperator
+from deepspeed_provider.params import HARDWARE, PLACE, finetune_params, place_params
 
 TUNED = Param(
     type="string",
@@ -32,20 +33,18 @@ TUNED = Param(
             "evaluation_rows",
             "generations",
         ),
+        **place_params(),
     },
     default_args={"retries": 1},
     tags=["deepspeed", "evaluation"],
     doc_md=__doc__,
 )
 def evaluate():
-    spec = ValidateSpecOperator(task_id="validate", other_params=["tuned_uri"]).output
+    spec = ValidateSpecOperator(task_id="validate", other_params=["tuned_uri"], **PLACE, **HARDWARE).output
+    run = {"spec": spec, **PLACE, "deferrable": True, "timeout": timedelta(hours=2)}
+    dataset = PrepareDatasetOperator(task_id="prepare", **run).output
     DeepSpeedEvaluateOperator(
-        task_id="evaluate",
-        spec=spec,
-        dataset=PrepareDatasetOperator(task_id="prepare", spec=spec).output,
-        finetuned="{{ params.tuned_uri }}",
-        deferrable=True,
-        timeout=timedelta(hours=2),
+        task_id="evaluate", dataset=dataset, finetuned="{{ params.tuned_uri }}", **run, **HARDWARE
     )
 
 

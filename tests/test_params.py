@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
-from deepspeed_provider.params import finetune_params
+from deepspeed_provider.operators.finetune import DeepSpeedFineTuneOperator
+from deepspeed_provider.params import HARDWARE, PLACE, finetune_params, place_params
 from deepspeed_provider.spec import FineTuneSpec
 
 PARAMS = finetune_params()
+ALL = {**PARAMS, **place_params()}
 
 
 def test_each_field_has_its_param() -> None:
@@ -25,11 +29,11 @@ def test_the_defaults_are_the_demonstration() -> None:
     assert spec.batch == (4, 2, 1)
 
 
-@pytest.mark.parametrize("name", sorted(PARAMS))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_each_param_explains_itself(name: str) -> None:
-    schema = PARAMS[name].schema
+    schema = ALL[name].schema
     assert schema["title"]
-    assert str(PARAMS[name].description).endswith(".")
+    assert str(ALL[name].description).endswith(".")
     assert schema["section"]
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     # The form draws a text area of JSON for several types, unless there are examples or an enum.
@@ -54,3 +58,33 @@ def test_defaults_can_be_replaced() -> None:
     assert finetune_params(max_steps=3)["max_steps"].value == 3
     with pytest.raises(TypeError, match="max_stesp"):
         finetune_params(max_stesp=3)
+
+
+JOB = {"cluster": {"spark_env_vars": {"HF_TOKEN": "{{secrets/a/b}}", "QUOTES": "'\"<é>"}}, "queue": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [
+        pytest.param({}, {"databricks_conn_id": None, "base_uri": None, "job": None, "use_gpu": False}, id="nothing"),
+        pytest.param({"databricks_conn_id": "", "base_uri": " "}, {"databricks_conn_id": None}, id="blanks of a form"),
+        pytest.param({"databricks_conn_id": "d", "job": JOB}, {"databricks_conn_id": "d", "job": JOB}, id="an object"),
+        pytest.param({"plan": "auto", "use_gpu": True}, {"plan": "auto", "use_gpu": True}, id="planned"),
+    ],
+)
+def test_where_it_runs_reaches_the_operators(given: dict[str, Any], rendered: dict[str, Any]) -> None:
+    params = ParamsDict(place_params())
+    params.update(given)
+    with DAG("where"):
+        task = DeepSpeedFineTuneOperator(task_id="train", spec={}, dataset="/data", **PLACE, **HARDWARE)
+    task.render_template_fields({"params": params.validate()})
+    task.read_templates()
+    assert {name: getattr(task, name) for name in rendered} == rendered
+
+
+def test_only_some_and_others_by_default() -> None:
+    assert set(place_params(*PLACE)) == set(PLACE)
+    assert set(place_params()) == {*PLACE, *HARDWARE}
+    assert place_params(databricks_conn_id="mine")["databricks_conn_id"].value == "mine"
+    with pytest.raises(TypeError, match="databriks"):
+        place_params(databriks="mine")

@@ -22,8 +22,7 @@ from deepspeed_provider.clusters.gpus import gpu as gpu_named
 from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceTypes, restricted
 from deepspeed_provider.clusters.wire import node_type_as_json
-from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.requested.estimate import tried
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.requested.files import read_answer
 from deepspeed_provider.requested.plan import asked_cloud, catalogue_of
 

@@ -20,8 +20,7 @@ from deepspeed_provider.deepspeed_config.check import check, findings_as_json
 from deepspeed_provider.deepspeed_config.findings import Facts, Finding, Launcher, Severity
 from deepspeed_provider.deepspeed_config.rules import RULES
 from deepspeed_provider.deepspeed_config.schema import schema
-from deepspeed_provider.errors import FieldProblem, SpecError
-from deepspeed_provider.requested.estimate import tried
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.sizing.options import Method
 from deepspeed_provider.sizing.wire import problems_as_json
 

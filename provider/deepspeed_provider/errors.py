@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class FailureKind(StrEnum):
@@ -97,6 +99,15 @@ class SpecError(ValueError):
     def of(cls, field: str, value: Any, problem: str, suggestion: str = "") -> SpecError:
         """With one problem."""
         return cls([FieldProblem(field=field, value=value, problem=problem, suggestion=suggestion)])
+
+
+def tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
+    """What ``make`` returns; None where it raises :class:`SpecError`, whose problems are added to the list."""
+    try:
+        return make()
+    except SpecError as error:
+        problems += [problem for problem in error.problems if problem not in problems]
+        return None
 
 
 class EngineError(RuntimeError):

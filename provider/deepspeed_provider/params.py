@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trigger form of a fine-tune: one Param for each field of ``FineTuneSpec``, in sections.
+"""The trigger form of a fine-tune: one Param for each field of ``FineTuneSpec``, and where it runs, in sections.
 
 Without changes it is a demonstration that a laptop finishes in minutes.
 """
@@ -16,6 +16,7 @@ from deepspeed_provider.spec import DOCSTRINGS, FineTuneSpec, Method, Precision,
 
 MODEL, DATA, LENGTH = "Model and method", "Data", "Length and learning rate"
 LORA, SPEED, REGISTRY = "LoRA", "DeepSpeed and memory", "Evaluation and registration"
+WHERE = "Where it runs"
 
 DEMO: Mapping[str, Any] = {
     "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -47,6 +48,33 @@ def finetune_params(*names: str, **defaults: Any) -> dict[str, Param]:
     return {
         name: Param(_plain(values[name]), **schema) for name, schema in _SCHEMAS.items() if not names or name in names
     }
+
+
+PLACE: Mapping[str, str] = {
+    "databricks_conn_id": "{{ params.databricks_conn_id }}",
+    "base_uri": "{{ params.base_uri }}",
+    "job": "{{ params.job | tojson }}",
+}
+"""The params of ``place_params`` as arguments of every operator that runs something on a cluster."""
+
+HARDWARE: Mapping[str, str] = {"plan": "{{ params.plan }}", "use_gpu": "{{ params.use_gpu }}"}
+"""The same, of those that train."""
+
+
+def place_params(*names: str, **defaults: Any) -> dict[str, Param]:
+    """Params that choose between Spark Connect, where nothing is given, and a Databricks workspace.
+
+    Args:
+        names: which; all where none is named.
+        defaults: replace those by which runs go over Spark Connect, on CPU.
+
+    Raises:
+        TypeError: a name or a default is none of them.
+    """
+    if unknown := {*names, *defaults} - set(_PLACES):
+        raise TypeError(f"no such param: {', '.join(sorted(unknown))}")
+    values = dict.fromkeys(_PLACES) | {"use_gpu": False} | defaults
+    return {name: Param(values[name], **schema) for name, schema in _PLACES.items() if not names or name in names}
 
 
 def _plain(value: Any) -> Any:
@@ -232,4 +260,38 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         1.0,
         kind="number",
     ),
+}
+
+_PLACES: Mapping[str, dict[str, Any]] = {
+    "databricks_conn_id": _text(
+        WHERE,
+        "Databricks connection",
+        "Runs go through the Jobs API of its workspace. Empty: Spark Connect, or the embedded engine on this machine.",
+        "databricks_default",
+        optional=True,
+    ),
+    "base_uri": _text(
+        WHERE,
+        "Folder",
+        "Where data sets, models and results go, reachable from the cluster. On Databricks a folder of a Volume. "
+        "Empty: the Spark Connect connection's own.",
+        "/Volumes/main/default/fine-tunes",
+        optional=True,
+    ),
+    "plan": _text(
+        WHERE,
+        "Plan",
+        "'auto' chooses and prices a GPU cluster of the Databricks workspace when the fine-tune starts, and ranks "
+        "follow it. Empty: settings follow the hardware that is there, or that the job names.",
+        "auto",
+        optional=True,
+    ),
+    "job": {
+        "type": ["object", "null"],
+        "title": "Job",
+        "description": 'How runs are submitted to Databricks: {"existing_cluster_id": …} or {"cluster": …}, and other '
+        "settings of the operators' argument job.",
+        "section": WHERE,
+    },
+    "use_gpu": _flag(WHERE, "GPUs", "The ranks train on GPUs. With a plan they do anyway; otherwise on CPU if unset."),
 }

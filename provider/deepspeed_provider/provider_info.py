@@ -31,7 +31,8 @@ def get_provider_info() -> dict[str, Any]:
 
 
 _OPERATORS = tuple(
-    f"deepspeed_provider.operators.{name}" for name in ("dataset", "finetune", "own_training", "plan", "register")
+    f"deepspeed_provider.operators.{name}"
+    for name in ("dataset", "finetune", "own_training", "plan", "register", "validate")
 )
 
 _SPARK_CONNECT: dict[str, Any] = {

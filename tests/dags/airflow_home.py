@@ -23,6 +23,19 @@ with create_session() as session:
     for row in session.query(XComModel).filter(XComModel.run_id == run.run_id):
         xcoms.setdefault(row.task_id, {})[row.key] = XComModel.deserialize_value(row)
 """
+RUN_DAG = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+
+dag = DagBag(sys.argv[1]).dags[sys.argv[2]]
+run = dag.test(run_conf=json.loads(sys.argv[3]))
+"""
+EVENTS = """
+from airflow.models.asset import AssetEvent
+with create_session() as session:
+    events = [event.extra for event in session.query(AssetEvent)]
+print("FOUND" + json.dumps({"state": str(run.state), "tasks": tasks, "xcoms": xcoms, "events": events}, default=str))
+"""
 
 
 class AirflowHome:
@@ -45,6 +58,10 @@ class AirflowHome:
             capture_output=True,
             timeout=240,
         )
+
+    def run_dag(self, dag_id: str, conf: dict[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
+        """Runs a shipped DAG to its end; ``state``, ``tasks``, ``xcoms`` by task, ``events`` of assets, and ``log``."""
+        return self.run(RUN_DAG + TELL + EVENTS, dag_id, json.dumps(conf), timeout_seconds=timeout_seconds)
 
     def run(self, script: str, *words: str, timeout_seconds: float) -> dict[str, Any]:
         """Runs a script that prints FOUND and an object; returns that with all that was printed as ``log``."""

@@ -47,7 +47,7 @@ def test_runs_on_the_cluster_are_deferred_bounded_and_retried(dagbag: DagBag) ->
         assert task.execution_timeout is None
 
 
-LINKS = {"MLflow run", "Spark UI", "Databricks run"}
+LINKS = {"MLflow run", "Spark UI", "Databricks run", "Cluster logs"}
 
 
 def test_links_survive_the_serialisation(dagbag: DagBag) -> None:

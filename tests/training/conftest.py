@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from training import tiny_runs
+
+# Set by test_prepare_on_driver.py, which runs the tests of the preparation once more.
+CLASSIC = "TESTS_WITH_A_DRIVERS_OWN_SESSION"
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +33,16 @@ def plain_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 @pytest.fixture(scope="session")
-def spark(engine: object) -> object:
-    """A Spark Connect session on the engine that all rooms share."""
-    from pyspark.sql.connect.session import SparkSession
+def spark(request: pytest.FixtureRequest) -> object:
+    """A Spark Connect session on the engine that all rooms share; or, by CLASSIC, a driver's own."""
+    if CLASSIC in os.environ:
+        from pyspark.sql import SparkSession
 
-    session = SparkSession.builder.remote(engine.url).create()
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False)
+        session = builder.config("spark.sql.shuffle.partitions", 4).getOrCreate()
+    else:
+        from pyspark.sql.connect.session import SparkSession
+
+        session = SparkSession.builder.remote(request.getfixturevalue("engine").url).create()
     yield session
     session.stop()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from deepspeed_provider.training import corpus
+from deepspeed_provider.training.code_archive import build_code_archive, training_code
 from deepspeed_provider.training.docstrings import bounded, parse, plain
 
 NUMPYDOC = """
@@ -218,3 +223,27 @@ def test_reading_again_gives_the_same_rows():
     runs = [corpus.extract("pandas", ["pandas"]) for _ in range(2)]
     assert len(runs[0].pairs) > 500
     assert runs[0] == runs[1]
+
+
+@pytest.mark.slow
+def test_code_that_has_travelled_twice_does_not_hide_the_installed_provider(tmp_path: Path) -> None:
+    """Importing Airflow asks every installed provider about itself, ours too."""
+    (tmp_path / "other.py").write_text("")
+    archives = [build_code_archive((*training_code(), *more), tmp_path) for more in ((), (str(tmp_path / "other.py"),))]
+    code = (
+        "import sys; sys.path[1:1] = sys.argv[1:]\n"
+        "from deepspeed_provider.training import corpus\n"
+        "found = corpus.extract('airflow', ['airflow.sdk'])\n"
+        "print(len(found.pairs), found.skipped)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, archives)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=200,
+        check=True,
+    )
+    pairs, skipped = done.stdout.split(maxsplit=1)
+    assert int(pairs) > 50, done.stdout
+    assert skipped.strip() == "{}"

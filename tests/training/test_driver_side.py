@@ -64,6 +64,16 @@ def test_one_node_trains_on_the_driver_and_several_on_workers(
     }
 
 
+def test_work_on_the_driver_starts_no_ranks(distributor: type[Distributor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pyspark.ml.deepspeed.deepspeed_distributor")
+    Distributor.made = {}
+    request = {**REQUEST, "on_driver": True, "entry": "operator:itemgetter", "payload": 1}
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        driver_side.start(request, "code.zip")
+    assert driver_side.start({**request, "entry": "json:dumps", "payload": {"a": 1}}, "code.zip") == '{"a": 1}'
+    assert Distributor.made == {}
+
+
 @pytest.mark.parametrize(
     ("asked", "found", "refused"),
     [

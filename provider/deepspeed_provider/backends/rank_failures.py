@@ -23,10 +23,11 @@ def cause(records: Iterable[Mapping[str, Any]]) -> Failure | None:
     first = min(known, key=lambda record: (_is_echo(record), _number(record.get("time"), float("inf"))))
     kind = first["kind"] if first["kind"] in FailureKind.__members__ else FailureKind.UNKNOWN
     name, message = first.get("type"), str(first.get("message") or "no message")
+    rank = first.get("rank", "?")
     return Failure(
         kind=FailureKind(kind),
         message=f"{name}: {message}" if name and not message.startswith(str(name)) else message,
-        evidence=f"failure file of rank {first.get('rank', '?')}",
+        evidence="driver" if rank is None else f"failure file of rank {rank}",
         rank=first.get("rank"),
         step=first.get("step"),
         detail=last_lines(str(first.get("traceback") or "")),

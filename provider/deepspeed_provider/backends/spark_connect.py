@@ -16,7 +16,6 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +97,8 @@ class SparkConnectBackend:
         return RunHandle.minted(self.name, request, identity, **ids)
 
     def submit(self, request: RunRequest, handle: RunHandle) -> RunHandle:
+        if request.on_driver:
+            raise ValueError("the driver is the server's; work that is not for ranks is done in a session()")
         session_id, operation_id = handle.ids["session_id"], handle.ids["operation_id"]
         with self._wire() as wire:
             if wire.status(session_id, operation_id) is not None:
@@ -175,10 +176,9 @@ class SparkConnectBackend:
         ``settings.output_uri`` is the folder of all data sets. Equal requests on equal data share one in it; an
         edited source never meets the old one. Raises ``DatasetError``.
         """
-        from deepspeed_provider.training.prepare import dataset_digest, prepare
+        from deepspeed_provider.training.prepare import prepare_shared
 
-        folder = f"{settings.output_uri}/{dataset_digest(spark, settings)}"
-        return {**prepare(spark, replace(settings, output_uri=folder)), "dataset_uri": folder}
+        return prepare_shared(spark, settings)
 
     def _poll_ending(self, wire: ConnectWire, handle: RunHandle) -> RunStatus:
         """Judges an operation that has ended on the server but whose responses nobody has read.

@@ -134,11 +134,16 @@ def _shape(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:
     """One node: a driver that trains itself, without workers. Several: a driver, and workers that train."""
     tags = {**(run_tags(candidate.node_type.cloud, settings.run) if settings.run else {}), **settings.tags}
     if candidate.nodes == 1:
-        conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*, 4]"}
-        return {"num_workers": 0, "spark_conf": conf, "custom_tags": {**tags, "ResourceClass": "SingleNode"}}
+        return single_node(tags)
     # The distributor starts one barrier task for so many GPUs, and in it one process for each: one task a node.
     conf = {"spark.task.resource.gpu.amount": str(candidate.node_type.gpus)}
     return {"num_workers": candidate.nodes, "spark_conf": conf, **({"custom_tags": tags} if tags else {})}
+
+
+def single_node(tags: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that make a cluster a driver alone."""
+    conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*, 4]"}
+    return {"num_workers": 0, "spark_conf": conf, "custom_tags": {**tags, "ResourceClass": "SingleNode"}}
 
 
 def _machines(candidate: Candidate, settings: ClusterSettings) -> dict[str, Any]:

@@ -58,10 +58,15 @@ def require_training(spark_version: str, field: str) -> None:
     found = runtime(spark_version)
     if _trains(found):
         return
-    newest = next(each for each in reversed(runtimes()) if each.supported_until and _trains(each))
+    newest = training_runtimes()[0]
     text = f"holds transformers {found.transformers} and DeepSpeed {found.deepspeed}; the training needs {LEAST_TEXT}"
     works = f"Plan with spark_version {newest.spark_version!r}."
     raise SpecError.of(field, spark_version, text, works)
+
+
+def training_runtimes() -> list[Runtime]:
+    """Those with long-term support on which the training runs, the newest first."""
+    return [each for each in reversed(runtimes()) if each.supported_until and _trains(each)]
 
 
 def _trains(found: Runtime) -> bool:

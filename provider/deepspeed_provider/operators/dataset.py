@@ -1,26 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of the request and preparation of its data set."""
+"""Preparation of a data set: in a session of Spark Connect, or as a durable run through the Jobs API."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.errors import SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
-from deepspeed_provider.planning import plan
+from deepspeed_provider.links import ClusterLogsLink, DatabricksRunLink
+from deepspeed_provider.operators.durable import DurableRunOperator
+from deepspeed_provider.operators.record_store import TaskStateRecordStore
+from deepspeed_provider.runs.tracking import NoTracker
 from deepspeed_provider.spec import FineTuneSpec
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from deepspeed_provider.backends.jobs_body import JobSettings
     from deepspeed_provider.backends.spark_connect import SparkConnectBackend
+    from deepspeed_provider.runs.job import Job, Tracker
+    from deepspeed_provider.runs.record import RunRecord
+    from deepspeed_provider.training.prepare import PrepareSettings
 
+ENTRY = "deepspeed_provider.training.prepare:main"
+# Beside the record of the run in the task state store.
+CLUSTER_KEY = "cluster"
 # Airflow kills a worker's task 5 s after asking it to end: interrupted work has most of that to clean up behind
 # itself, which is work on the cluster too.
 CLEANUP_SECONDS = 3.0
@@ -28,51 +39,17 @@ BETWEEN_INTERRUPTS_SECONDS = 0.2
 INTERRUPTED = "The worker was told to end: the preparation was interrupted."
 
 
-class ValidateSpecOperator(BaseOperator):
-    """Checks a whole request before anything costs time: every problem of every field, at once.
-
-    Returns the spec as JSON for the tasks after it, and shows the plan with its reasons.
-
-    :param nodes, use_gpu: as for the fine-tune.
-    :param other_params: params of the DAG that are no fields of a spec.
-    """
-
-    template_fields: Sequence[str] = ("spark_connect_conn_id",)
-
-    def __init__(
-        self,
-        *,
-        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
-        nodes: int = 1,
-        use_gpu: bool = False,
-        other_params: Sequence[str] = (),
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.spark_connect_conn_id = spark_connect_conn_id
-        self.nodes = nodes
-        self.use_gpu = use_gpu
-        self.other_params = other_params
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        try:
-            params = {name: value for name, value in context["params"].items() if name not in self.other_params}
-            spec = FineTuneSpec.from_params(params)
-            hook = SparkConnectHook(self.spark_connect_conn_id)
-            hardware = hook.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
-            for reason in plan(spec, hardware).reasons:
-                self.log.info("%s", reason)
-        except SpecError as error:
-            raise AirflowFailException(str(error)) from error
-        return spec.to_params()
-
-
-class PrepareDatasetOperator(BaseOperator):
+class PrepareDatasetOperator(DurableRunOperator):
     """Prepares the spec's data on the cluster: cleaned, de-duplicated, split, written as Parquet.
 
-    Idempotent: an unchanged source gives the folder that is already there. Blocks its worker, as Spark
-    does the work in minutes; ending the task interrupts that work. Returns the data set's manifest with
+    Idempotent: an unchanged source gives the folder that is already there. Returns the data set's manifest with
     ``dataset_uri``.
+
+    Over Spark Connect it blocks its worker, as Spark does the work in minutes, and ending the task interrupts that
+    work. Through the Jobs API (``databricks_conn_id``) it is a durable run as a fine-tune is, in the driver's own Spark
+    session: only there count ``deferrable``, ``timeout`` and what else is said of durable runs. Nothing of either is
+    tracked. Where ``job`` names neither an ``existing_cluster_id`` nor a ``cluster``, the run gets a machine without
+    GPUs: the smallest of the workspace with 4 cores and 16 GB, with its newest runtime for machine learning.
 
     :param spec: a mapping of ``FineTuneSpec``'s fields.
     :param base_uri: folder for data sets, reachable from the cluster. Default: the connection's.
@@ -81,14 +58,13 @@ class PrepareDatasetOperator(BaseOperator):
     :param modules: Python modules whose docstrings make the ``docstrings`` corpus; default: a good dozen.
     """
 
-    template_fields: Sequence[str] = ("spark_connect_conn_id", "base_uri", "spec")
+    operator_extra_links = (DatabricksRunLink(), ClusterLogsLink())
+    template_fields: Sequence[str] = (*DurableRunOperator.template_fields, "spec")
 
     def __init__(
         self,
         *,
         spec: Mapping[str, Any],
-        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
-        base_uri: str | None = None,
         prompt_column: str | None = None,
         completion_column: str | None = None,
         text_column: str | None = None,
@@ -97,27 +73,38 @@ class PrepareDatasetOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.spec = spec
-        self.spark_connect_conn_id = spark_connect_conn_id
-        self.base_uri = base_uri
         self.prompt_column = prompt_column
         self.completion_column = completion_column
         self.text_column = text_column
         self.modules = modules
+        self._job_settings: JobSettings | None = None
         self._spark: Any = None
-        self._killed = False
         # Made with the session: operators are copied, and locks cannot be.
         self._left_session: threading.Event | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from deepspeed_provider.training.prepare import DatasetError, PrepareSettings
+    def execute(self, context: Context) -> Any:
+        from deepspeed_provider.training.prepare import DatasetError
 
         try:
-            spec = FineTuneSpec.from_params(self.spec)
+            self.read_templates()
+            if self.databricks_conn_id:
+                return super().execute(context)
+            settings = self.get_settings()
         except SpecError as error:
             raise AirflowFailException(str(error)) from error
-        hook = SparkConnectHook(self.spark_connect_conn_id)
-        base_uri = (self.base_uri or hook.get_base_uri()).rstrip("/")
-        settings = PrepareSettings(
+        try:
+            with self._interruptible(SparkConnectHook(self.spark_connect_conn_id)) as (backend, spark):
+                manifest = backend.prepare_dataset(spark, settings)
+        except DatasetError as error:
+            raise AirflowFailException(str(error)) from error
+        return self._told(manifest)
+
+    def get_settings(self) -> PrepareSettings:
+        """What is prepared, and where. Raises :class:`SpecError`."""
+        from deepspeed_provider.training.prepare import PrepareSettings
+
+        spec, base_uri = FineTuneSpec.from_params(self.spec), self.get_base_uri()
+        return PrepareSettings(
             source=spec.data,
             output_uri=f"{base_uri}/datasets",
             heldout_fraction=spec.heldout_fraction,
@@ -128,11 +115,55 @@ class PrepareDatasetOperator(BaseOperator):
             model_ref=spec.model,
             cache_uri=f"{base_uri}/cache",
         )
-        try:
-            with self._interruptible(hook) as (backend, spark):
-                manifest = backend.prepare_dataset(spark, settings)
-        except DatasetError as error:
-            raise AirflowFailException(str(error)) from error
+
+    def build_request(self, token: str, output_uri: str, mlflow_run_id: str | None) -> RunRequest:  # noqa: ARG002
+        return RunRequest(
+            entry=ENTRY,
+            payload={"settings": asdict(self.get_settings()), "output_uri": output_uri},
+            # What prepares travels with every run.
+            code=(),
+            output_uri=output_uri,
+            on_driver=True,
+            use_gpu=False,
+        )
+
+    def build_output(self, record: RunRecord, result: Any) -> dict[str, Any]:  # noqa: ARG002
+        return self._told(result)
+
+    def get_tracker(self, context: Context) -> Tracker:  # noqa: ARG002
+        return NoTracker()
+
+    def get_job_settings(self) -> JobSettings:
+        return self._job_settings or super().get_job_settings()
+
+    def _job(self, context: Context) -> Job:
+        from deepspeed_provider.operators.planned_cluster import own_cluster
+
+        # Before anything is minted: what cannot run leaves no trace.
+        settings = super().get_job_settings()
+        if own_cluster(self.job) is None:
+            settings = replace(settings, cluster=self._small_cluster(context))
+        self._job_settings = settings
+        return super()._job(context)
+
+    def _small_cluster(self, context: Context) -> Mapping[str, Any]:
+        """That of the run that is alive, or was to be submitted; else one of what the workspace has now."""
+        from deepspeed_provider.clusters.cluster_body import RunIdentity
+        from deepspeed_provider.clusters.cpu_cluster import cpu_cluster
+        from deepspeed_provider.operators.plan import offers_in_task
+
+        store, record = context["task_state_store"], TaskStateRecordStore(context).load()
+        kept: Any = store.get(CLUSTER_KEY)
+        if kept is not None and record is not None and record.outcome is None:
+            return dict(kept)
+        ti = context["ti"]
+        run = RunIdentity(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id)
+        found = cpu_cluster(offers_in_task(self.databricks_conn_id or ""), run)
+        self.log.info("The run gets a %s with %s.", found["node_type_id"], found["spark_version"])
+        store.set(CLUSTER_KEY, found)
+        return found
+
+    def _told(self, manifest: dict[str, Any]) -> dict[str, Any]:
         uri, rows, fingerprint = (manifest[name] for name in ("dataset_uri", "rows", "fingerprint"))
         self.log.info("Data set %s: %s rows, fingerprint %s", uri, rows, fingerprint)
         return manifest
@@ -141,9 +172,9 @@ class PrepareDatasetOperator(BaseOperator):
         """Interrupts the Spark work. Called in between any two instructions of the main thread.
 
         That may be waiting for the cluster and hold locks of the client, so another thread interrupts, and the
-        main thread meets a cancelled operation.
+        main thread meets a cancelled operation. Through the Jobs API it is as for every durable run.
         """
-        self._killed = True
+        super().on_kill()
         if self._spark is not None:
             interrupted = (self._spark, self._left_session)
             threading.Thread(target=self._interrupt, args=interrupted, name="interrupt", daemon=True).start()

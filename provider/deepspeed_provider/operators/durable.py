@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from deepspeed_provider.backends.base import Backend, RunRequest, RunState
@@ -23,6 +23,7 @@ from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import ClusterLogsLink, DatabricksRunLink, MlflowRunLink, SparkUiLink
+from deepspeed_provider.operators import rendered
 from deepspeed_provider.operators.addresses import Addresses
 from deepspeed_provider.operators.record_store import NoStore, TaskStateRecordStore
 from deepspeed_provider.operators.worker_kill import (
@@ -63,7 +64,7 @@ class DurableRunOperator(BaseOperator):
         not defined.
     :param databricks_conn_id: instead, Airflow's own connection of type ``databricks``: the run goes through the
         workspace's Jobs API.
-    :param job: how a run is submitted there, by the fields of
+    :param job: how a run is submitted there, a mapping or its JSON, by the fields of
         :class:`~deepspeed_provider.backends.jobs_body.JobSettings`: ``cluster`` or ``existing_cluster_id``,
         ``libraries``, ``code_folder`` (default: ``code`` below the base folder), ``queue``, ``run_fields`` (``run_as``,
         ``access_control_list``, ``email_notifications``, ``budget_policy_id``, …), ``task_fields``, ``cluster_fields``.
@@ -85,7 +86,12 @@ class DurableRunOperator(BaseOperator):
     """
 
     # One that leads nowhere is not shown.
-    operator_extra_links = (MlflowRunLink(), SparkUiLink(), DatabricksRunLink(), ClusterLogsLink())
+    operator_extra_links: Collection[BaseOperatorLink] = (
+        MlflowRunLink(),
+        SparkUiLink(),
+        DatabricksRunLink(),
+        ClusterLogsLink(),
+    )
     template_fields: Sequence[str] = (
         *("spark_connect_conn_id", "databricks_conn_id", "job", "base_uri", "tracking_uri", "experiment"),
     )
@@ -98,7 +104,7 @@ class DurableRunOperator(BaseOperator):
         *,
         spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
         databricks_conn_id: str | None = None,
-        job: Mapping[str, Any] | None = None,
+        job: Mapping[str, Any] | str | None = None,
         base_uri: str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poll_interval: float = 10.0,
@@ -116,7 +122,7 @@ class DurableRunOperator(BaseOperator):
             raise ValueError(f"on_clear = {on_clear!r}: should be 'attach' or 'restart'.")
         self.spark_connect_conn_id = spark_connect_conn_id
         self.databricks_conn_id = databricks_conn_id
-        self.job = job
+        self.job: Any = job
         self.base_uri = base_uri
         self.deferrable = deferrable
         self.poll_interval = poll_interval
@@ -252,7 +258,14 @@ class DurableRunOperator(BaseOperator):
             if self._killed and self._kill is not None:
                 self._kill.wait()
 
+    def read_templates(self) -> None:
+        """What templates left as texts becomes what it stands for. Raises :class:`SpecError`."""
+        self.databricks_conn_id = rendered.text(self.databricks_conn_id)
+        self.base_uri = rendered.text(self.base_uri)
+        self.job = rendered.job(self.job)
+
     def _work(self, context: Context, trigger_errors: int, new_execution: bool) -> Any:
+        self.read_templates()
         job, driver = self._job(context), self._make_driver(context)
         self._tracker = job.tracker
         self._meter = Meter(usd_per_hour=self.get_usd_per_hour(), clock=self.clock, log=self.log)
@@ -427,6 +440,7 @@ class DurableRunOperator(BaseOperator):
             final: the task fails without a retry.
         """
         try:
+            self.read_templates()
             record = TaskStateRecordStore(context).load()
             if record is None or record.outcome is not None:
                 return

@@ -186,7 +186,7 @@ def plan_in_task(
         given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
     instance = context["ti"]
     run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)
-    offers = None if databricks_conn_id is None else _offers(databricks_conn_id)
+    offers = None if databricks_conn_id is None else offers_in_task(databricks_conn_id)
     found = planned(given, ModelSource(fetch=hub_fetch() if download else None), run, offers)
     markdown = plan_markdown(found)
     log.info("%s", markdown)
@@ -199,7 +199,8 @@ def plan_in_task(
     return content
 
 
-def _offers(databricks_conn_id: str) -> WorkspaceOffers:
+def offers_in_task(databricks_conn_id: str) -> WorkspaceOffers:
+    """What the workspace has. Raises AirflowFailException where it refuses, AirflowException where it is silent."""
     from deepspeed_provider.backends.base import BackendUnavailable
     from deepspeed_provider.backends.workspace_wire import WireRefused
     from deepspeed_provider.hooks.workspace_offers import ask_offers

@@ -13,6 +13,7 @@ from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.handed_plan import AUTO, HandedPlan, read_object, read_plan
 from deepspeed_provider.hooks.platforms import platform_of
+from deepspeed_provider.operators import rendered
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.operators.plan import is_blank, plan_in_task
 from deepspeed_provider.operators.record_store import TaskStateRecordStore
@@ -55,7 +56,7 @@ class TrainingJobOperator(DurableRunOperator):
 
     template_fields: Sequence[str] = (
         *DurableRunOperator.template_fields,
-        *("spec", "dataset", "plan", "plan_options"),
+        *("spec", "dataset", "plan", "plan_options", "use_gpu"),
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class TrainingJobOperator(DurableRunOperator):
         plan: Mapping[str, Any] | str | None = None,
         plan_options: Mapping[str, Any] | None = None,
         nodes: int = 1,
-        use_gpu: bool = False,
+        use_gpu: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -75,10 +76,14 @@ class TrainingJobOperator(DurableRunOperator):
         self.plan = plan
         self.plan_options = plan_options
         self.nodes = nodes
-        self.use_gpu = use_gpu
+        self.use_gpu: Any = use_gpu
         self._plan: Plan | None = None
         self._handed: HandedPlan | None = None
         self._job_settings: JobSettings | None = None
+
+    def read_templates(self) -> None:
+        super().read_templates()
+        self.use_gpu = rendered.switch("use_gpu", self.use_gpu)
 
     def get_hardware(self, spec: FineTuneSpec) -> Hardware:
         """The machines that the run will find."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from deepspeed_provider.clusters.gpus import Gpu, gpu
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, Hardware
 from deepspeed_provider.clusters.throughput import Throughput, throughput
-from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, tried
 from deepspeed_provider.requested.model_source import Model, ModelSource, counted_model
 from deepspeed_provider.sizing.estimate import Fit, MemoryEstimate, estimate
 from deepspeed_provider.sizing.lora import adapters
@@ -79,15 +79,6 @@ def answer(values: Mapping[str, Any], source: ModelSource) -> Answer:
         # The estimate would find these only once the options are right.
         tried(lambda: _refuse_absent_targets(model, given), problems)
     raise SpecError(problems)
-
-
-def tried(make: Callable[[], T], problems: list[FieldProblem]) -> T | None:
-    """What ``make`` returns; None where it raises :class:`SpecError`, whose problems are added to the list."""
-    try:
-        return make()
-    except SpecError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
-        return None
 
 
 def asked_model(given: Mapping[str, Any], source: ModelSource) -> Model:

@@ -12,9 +12,8 @@ from deepspeed_provider.clusters.given_plan import GivenPlan, given_plan
 from deepspeed_provider.clusters.gpus import GIB, Gpu, gpu
 from deepspeed_provider.clusters.hardware import INTERCONNECT_GBPS, RAM_BYTES_PER_GPU, Hardware
 from deepspeed_provider.clusters.wire import given_plan_as_json
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS
-from deepspeed_provider.requested.estimate import tried
 from deepspeed_provider.requested.model_source import ModelSource
 from deepspeed_provider.requested.plan import asked_job, training_as_json
 

@@ -17,9 +17,9 @@ from deepspeed_provider.clusters.node_types import Cloud, NodeType, Tier, node_t
 from deepspeed_provider.clusters.runtimes import offered_runtime
 from deepspeed_provider.clusters.wire import plan_as_json
 from deepspeed_provider.clusters.workspace import WorkspaceOffers
-from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
+from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest, tried
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
-from deepspeed_provider.requested.estimate import asked_model, asked_options, tried
+from deepspeed_provider.requested.estimate import asked_model, asked_options
 from deepspeed_provider.requested.files import read_answer, rows_of
 from deepspeed_provider.requested.model_source import ModelSource, parse_parameter_count
 from deepspeed_provider.sizing.options import Attention, Method, TrainingOptions

@@ -95,6 +95,8 @@ class ExecutingWorkspace(FakeWorkspace):
             **os.environ,
             "JAVA_HOME": str(classic_java_home(find_jvm(), root / "java")),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            # Of Spark's workers too, as on a cluster.
+            "PYSPARK_PYTHON": python,
             **(environment or {}),
         }
         self._programs: dict[int, _Program] = {}

@@ -8,7 +8,6 @@ It keeps the promises of :mod:`deepspeed_provider.backends.base`. What happens t
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from deepspeed_provider.backends.base import (
     RunStatus,
 )
 from deepspeed_provider.errors import FineTuneError
-from deepspeed_provider.testing.results import ROWS, usual_result
+from deepspeed_provider.testing.results import usual_manifest, usual_result
 from deepspeed_provider.testing.run_scripts import Script, succeeds
 
 if TYPE_CHECKING:
@@ -185,18 +184,7 @@ class FakeBackend:
 
         def prepare() -> dict[str, Any]:
             self.cluster.datasets.append(settings)
-            digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-            heldout = round(ROWS * settings.heldout_fraction) or 1
-            return {
-                "complete": True,
-                "source": settings.source,
-                "settings": asdict(settings),
-                "fingerprint": digest,
-                "rows": {"kept": ROWS},
-                "splits": {"train": {"rows": ROWS - heldout}, "heldout": {"rows": heldout}},
-                "skipped": {},
-                "dataset_uri": f"{settings.output_uri}/{digest}",
-            }
+            return usual_manifest(asdict(settings))
 
         return self._call("prepare_dataset", prepare)
 

@@ -30,9 +30,13 @@ def node_types_of(cloud: str) -> list[dict[str, Any]]:
 
 
 def spark_versions() -> list[dict[str, str]]:
-    """Entries of ``clusters/spark-versions``."""
+    """Entries of ``clusters/spark-versions``: each runtime for GPUs, and the one of the same libraries without."""
     return [
-        {"key": each.spark_version, "name": f"{each.spark_version.split('.x')[0]} ML (GPU, Apache Spark {each.spark})"}
+        {
+            "key": each.spark_version.replace("-gpu-", f"-{kind.lower()}-"),
+            "name": f"{each.spark_version.split('.x')[0]} ML ({kind}, Apache Spark {each.spark})",
+        }
+        for kind in ("GPU", "CPU")
         for each in runtimes()
     ]
 

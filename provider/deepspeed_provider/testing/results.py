@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rank 0 of a training returns where nothing trains: enough for the tasks that come after it."""
+"""What a run returns where nothing trains and nothing is prepared: enough for the tasks that come after it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,12 +22,30 @@ def usual_result(request: Mapping[str, Any]) -> dict[str, Any]:
     if {"script", "function"} & set(request["payload"]):
         # Of a user's own, as of a script that leaves no result (training/own_code.py).
         return {"token": request["token"], "returned": {"exit_status": 0}}
+    if "settings" in request["payload"]:
+        return usual_manifest(request["payload"]["settings"])
     job = request["payload"].get("job")
     return {
         "job": job,
         "token": request["token"],
         "world_size": request["nodes"] * request["gpus_per_node"],
         **(_evaluated(request["payload"]) if job == "evaluate" else _tuned(request["output_uri"])),
+    }
+
+
+def usual_manifest(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a data set of a hundred rows. ``settings``: the fields of ``PrepareSettings``."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    heldout = round(ROWS * settings["heldout_fraction"]) or 1
+    return {
+        "complete": True,
+        "source": settings["source"],
+        "settings": dict(settings),
+        "fingerprint": digest,
+        "rows": {"kept": ROWS},
+        "splits": {"train": {"rows": ROWS - heldout}, "heldout": {"rows": heldout}},
+        "skipped": {},
+        "dataset_uri": f"{settings['output_uri']}/{digest}",
     }
 
 

@@ -10,6 +10,8 @@ import math
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from .spark_kinds import functions_for
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -39,10 +41,9 @@ def judge(rows: DataFrame, *, needs_prompt: bool, max_characters: int) -> DataFr
         needs_prompt: whether a row without a prompt counts as empty.
         max_characters: at most so many in prompt and completion together.
     """
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(rows)
     cleaned = rows.select(
-        clean_text(F.col("prompt")).alias("prompt"), clean_text(F.col("completion")).alias("completion")
+        _clean_text(F, F.col("prompt")).alias("prompt"), _clean_text(F, F.col("completion")).alias("completion")
     )
     characters = F.char_length("completion") + F.coalesce(F.char_length("prompt"), F.lit(0))
     empty = F.coalesce(F.col("completion"), F.lit("")) == ""
@@ -52,8 +53,7 @@ def judge(rows: DataFrame, *, needs_prompt: bool, max_characters: int) -> DataFr
     return cleaned.withColumn("verdict", verdict)
 
 
-def clean_text(text: Column) -> Column:
-    from pyspark.sql.connect import functions as F
+def _clean_text(F: Any, text: Column) -> Column:
     from pyspark.sql.types import StringType
 
     composed: Any = F.udf(nfc, StringType(), useArrow=False)
@@ -65,9 +65,8 @@ def clean_text(text: Column) -> Column:
 
 def distinct(rows: DataFrame) -> DataFrame:
     """One row for each prompt and completion that differ in more than white space; the least one stands."""
-    from pyspark.sql.connect import functions as F
-
-    key = F.sha2(F.to_json(F.struct(_squeezed("prompt").alias("p"), _squeezed("completion").alias("c"))), 256)
+    F = functions_for(rows)
+    key = F.sha2(F.to_json(F.struct(_squeezed(F, "prompt").alias("p"), _squeezed(F, "completion").alias("c"))), 256)
     chosen = rows.groupBy(key.alias("key")).agg(F.min(F.struct("prompt", "completion")).alias("row"))
     return chosen.select("key", "row.prompt", "row.completion")
 
@@ -78,9 +77,8 @@ def scored(rows: DataFrame, salt: str) -> DataFrame:
     Equal answers, whatever their case and white space, have equal scores and so share a split: an
     answer that was trained on is never asked for in the evaluation.
     """
-    from pyspark.sql.connect import functions as F
-
-    digest = F.sha2(F.concat(F.lit(f"{salt}\n"), F.lower(_squeezed("completion"))), 256)
+    F = functions_for(rows)
+    digest = F.sha2(F.concat(F.lit(f"{salt}\n"), F.lower(_squeezed(F, "completion"))), 256)
     number = F.conv(F.substring(digest, 1, _SCORE_HEX_DIGITS), 16, 10).cast("bigint")
     return rows.withColumn("score", number.cast("double") / F.lit(float(16**_SCORE_HEX_DIGITS)))
 
@@ -98,7 +96,6 @@ def heldout_threshold(fraction: float, lowest: float, highest: float) -> float:
     return highest if highest < fraction else fraction
 
 
-def _squeezed(column: str) -> Column:
-    from pyspark.sql.connect import functions as F
-
-    return F.regexp_replace(F.col(column), r"\s+", " ")
+def _squeezed(F: Any, column: str) -> Column:
+    squeezed: Column = F.regexp_replace(F.col(column), r"\s+", " ")
+    return squeezed

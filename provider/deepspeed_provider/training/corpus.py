@@ -159,11 +159,13 @@ def _main() -> None:
 def _uncover_installed_provider() -> None:
     """Lets ``import airflow`` find the whole provider where it is installed.
 
-    Code that travelled in an archive holds ``training`` alone, comes first on the path and would hide it.
+    Code that travelled in an archive holds ``training`` alone, comes first on the path and would hide it; where other
+    code has travelled before, there are several, whose names end with a digest.
     """
     loader = __spec__.loader if __spec__ else None
     if isinstance(loader, zipimport.zipimporter):
-        sys.path[:] = [path for path in sys.path if path != loader.archive]
+        ours = Path(loader.archive).name.rpartition("-")[0]
+        sys.path[:] = [path for path in sys.path if Path(path).name.rpartition("-")[0] != ours]
         package = __name__.partition(".")[0]
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import failures, own_code, rank_output, storage
+from .entry import call
 
 RESULT_MARK = "deepspeed-provider result: "
 FAILURE_MARK = "deepspeed-provider failure: "
@@ -65,12 +66,16 @@ def require_hardware(request: Mapping[str, Any]) -> None:
 
 
 def start(request: Mapping[str, Any], code: str) -> Any:
-    """Starts the ranks, on the driver when it is the only node, and waits for what rank 0 returns."""
-    from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
+    """Calls the entry here where the request says so; else starts the ranks, on the driver when it is the only node,
+    and waits for what rank 0 returns."""
     from pyspark.sql import SparkSession
 
     # The distributor takes the active session; a script's is not active before it is asked for.
     SparkSession.builder.getOrCreate()
+    if request.get("on_driver"):
+        return json.loads(call(request["entry"], json.dumps(request["payload"])))
+    from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
+
     alone = request["nodes"] == 1
     distributor = DeepspeedTorchDistributor(
         numGpus=request["gpus_per_node"],
@@ -115,6 +120,6 @@ def tell_failure(request: Mapping[str, Any], error: BaseException) -> None:
         except Exception:  # noqa: BLE001  (a driver of storage may raise anything, or be missing)
             continue
     if not records and isinstance(error, failures.InputError):
-        records = [{"kind": failures.USER, "type": "InputError", "message": str(error), "rank": None}]
+        records = [{"kind": failures.USER, "type": type(error).__name__, "message": str(error), "rank": None}]
     for record in records:
         print(FAILURE_MARK + json.dumps(record), flush=True)  # noqa: T201  (read from the task's output)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data preparation on Spark Connect: from a user's files or installed docstrings to a training data set.
+"""Data preparation on Spark: from a user's files or installed docstrings to a training data set.
 
 Everything is read, cleaned and written by the cluster; the caller holds a session and opens no path
 of it. A finished folder holds ``train/`` and ``heldout/`` (Parquet, ``prompt`` nullable, ``completion``)
@@ -16,20 +16,24 @@ import json
 import logging
 import math
 import sys
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from . import cleaning, cluster_calls, code_archive, corpus, sources, storage
+from .progress import Reporter
 from .sources import DOCSTRINGS, DatasetError
+from .spark_kinds import functions_for, spark_errors
 
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DOCSTRINGS", "MANIFEST", "DatasetError", "PrepareSettings", "dataset_digest", "prepare"]
+__all__ = ["DOCSTRINGS", "MANIFEST", "DatasetError", "PrepareSettings", "main", "prepare", "prepare_shared"]
 
 log = logging.getLogger(__name__)
 
@@ -68,27 +72,49 @@ class PrepareSettings:
     model_ref: str | None = None
     cache_uri: str | None = None
 
+    @classmethod
+    def from_json(cls, wire: Mapping[str, Any]) -> PrepareSettings:
+        """What ``asdict`` has made, by way of JSON."""
+        modules = wire.get("modules")
+        return cls(**{**wire, "modules": None if modules is None else tuple(modules)})
 
-def dataset_digest(spark: SparkSession, settings: PrepareSettings) -> str:
-    """16 hexadecimal digits that change with the settings, the source's content and our code.
 
-    ``output_uri`` does not count: name the folder after the digest, and a data set that a running
-    training reads is never overwritten by one prepared from an edited source.
+def main(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """``prepare_shared`` in the driver's own session, by ``settings``; says in ``output_uri`` that it is at work."""
+    from pyspark.sql import SparkSession
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Says each request to the JVM.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    reporter = Reporter(payload["output_uri"], clock=time.time, peak_memory=lambda: None)
+    reporter.update(phase="preparing")
+    manifest = prepare_shared(SparkSession.builder.getOrCreate(), PrepareSettings.from_json(payload["settings"]))
+    reporter.update(phase="done")
+    return manifest
+
+
+def prepare_shared(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
+    """Prepares a data set in a folder below ``settings.output_uri``; its manifest, with ``dataset_uri``.
+
+    The folder is named by the settings, the source's content and our code: equal requests on equal data share one,
+    and a data set that a running training reads is never overwritten by one prepared from an edited source.
 
     Raises:
-        DatasetError: the settings cannot be used, or the source is not there.
+        DatasetError: as ``prepare``.
     """
     _check(settings)
     cluster_calls.ship_code(spark)
-    return _digest([asdict(settings) | {"output_uri": ""}, _source_state(spark, settings), _code_digest()])
+    identity = [asdict(settings) | {"output_uri": ""}, _source_state(spark, settings), _code_digest()]
+    folder = storage.join(settings.output_uri, _digest(identity))
+    return {**prepare(spark, replace(settings, output_uri=folder)), "dataset_uri": folder}
 
 
 def prepare(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
     """Prepares the data set, or finds it prepared from the same input by the same code.
 
     Args:
-        spark: an open Spark Connect session. Code is added to it as an artifact; the workers need
-            Python of the client's minor version, pandas and pyarrow.
+        spark: an open session, of Spark Connect or the driver's own. Code is added to it; the workers
+            need Python of our minor version, pandas and pyarrow.
 
     Returns:
         The manifest: ``fingerprint`` (of the content, whatever its order), ``rows``, ``splits`` with
@@ -156,10 +182,9 @@ def _check(settings: PrepareSettings) -> None:
 
 
 def _code_digest() -> str:
-    files = code_archive.archive_members(code_archive.training_code())
-    return code_archive.digest_of_code(
-        {name: content for name, content in files.items() if name.rpartition("/")[2] in _DECIDING_MODULES}
-    )
+    """Of what is running, which may lie in an archive."""
+    package = resources.files(__package__)
+    return code_archive.digest_of_code({name: (package / name).read_bytes() for name in _DECIDING_MODULES})
 
 
 def _source_state(spark: SparkSession, settings: PrepareSettings) -> dict[str, Any]:
@@ -176,8 +201,7 @@ def _write_splits(
     private_uri: str, spark: SparkSession, settings: PrepareSettings, state: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Writes both splits; returns row counts by what became of the rows, and skipped modules with reasons."""
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(spark)
     kept_frames: list[DataFrame] = []
     try:
         raw, needs_prompt, skipped = _read(spark, settings, state, kept_frames)
@@ -247,8 +271,7 @@ def _write(rows: DataFrame, uri: str, total: int) -> None:
 
 def _measure(spark: SparkSession, settings: PrepareSettings, uri: str) -> dict[str, Any]:
     """Counts of one written split, and ``content``: two 64-bit sums over row hashes, which no order changes."""
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(spark)
     rows = spark.read.parquet(uri)
     text = F.concat_ws(" ", "prompt", "completion")
     row = F.to_json(F.struct("prompt", "completion"))
@@ -268,8 +291,7 @@ def _measure(spark: SparkSession, settings: PrepareSettings, uri: str) -> dict[s
 
 def _count_tokens(rows: DataFrame, model_ref: str | None, cache_uri: str | None) -> int | None:
     """Tokens as training will see them without truncation; None when the cluster cannot load the tokenizer."""
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(rows)
     if not model_ref or not cache_uri:
         return None
 
@@ -301,14 +323,12 @@ def _token_counter(model_ref: str, cache_uri: str) -> Callable[[str | None, str]
 
 
 def _still_there(spark: SparkSession, output_uri: str, manifest: dict[str, Any]) -> bool:
-    from pyspark.errors import PySparkException
-
     try:
         return all(
             spark.read.parquet(storage.join(output_uri, split)).count() == manifest["splits"][split]["rows"]
             for split in SPLITS
         )
-    except PySparkException:
+    except spark_errors():
         return False
 
 

@@ -20,7 +20,10 @@ REWRITE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One moment of a job. ``phase``: starting, loading, training, evaluating, generating, saving, logging or done."""
+    """One moment of a job.
+
+    ``phase``: starting, preparing, loading, training, evaluating, generating, saving, logging or done.
+    """
 
     phase: str
     time: float

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import corpus
 from .failures import InputError
+from .spark_kinds import conditions, first_line, functions_for, spark_errors
 
 if TYPE_CHECKING:
     import pandas
@@ -64,9 +65,7 @@ class Files:
 
 def list_files(spark: SparkSession, uri: str) -> Files:
     """Looks at names, sizes and times only. Raises DatasetError when nothing usable is there."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(spark)
     listing = spark.read.format("binaryFile").option("recursiveFileLookup", True)
     suffix = F.regexp_extract(F.lower("path"), r"\.([a-z0-9]+)(?:\.(?:gz|bz2|zst))?$", 1)
     try:
@@ -77,8 +76,8 @@ def list_files(spark: SparkSession, uri: str) -> Files:
             .agg(F.count("path"), F.sum("length"), F.bit_xor(F.xxhash64("path", "length", "modificationTime")))
             .collect()
         )
-    except PySparkException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
+    except spark_errors() as error:
+        if "PATH_NOT_FOUND" in conditions(error):
             raise DatasetError(f"source = {uri!r}: the cluster finds no such file or folder.") from error
         raise
     suffixes = sorted(row[0] for row in found)
@@ -93,8 +92,6 @@ def list_files(spark: SparkSession, uri: str) -> Files:
 
 def read_files(spark: SparkSession, uri: str, kind: str) -> DataFrame:
     """All columns of the files; JSON and CSV values as strings. Raises DatasetError for broken files."""
-    from pyspark.errors import PySparkException
-
     reader = spark.read.option("recursiveFileLookup", True)
     try:
         if kind == "parquet":
@@ -107,9 +104,9 @@ def read_files(spark: SparkSession, uri: str, kind: str) -> DataFrame:
             whole = kind == "json" and _is_one_document(spark, uri)
             frame = reader.json(uri, multiLine=whole, primitivesAsString=True, columnNameOfCorruptRecord=_CORRUPT)
         names = frame.columns
-    except PySparkException as error:
-        if str(error.getCondition()).startswith(_UNREADABLE):
-            raise DatasetError(f"source = {uri!r}: cannot be read as {kind}: {str(error).splitlines()[0]}") from error
+    except spark_errors() as error:
+        if any(condition.startswith(_UNREADABLE) for condition in conditions(error)):
+            raise DatasetError(f"source = {uri!r}: cannot be read as {kind}: {first_line(error)}") from error
         raise
     if _CORRUPT in names:
         _refuse_broken_json(frame, uri)
@@ -119,8 +116,7 @@ def read_files(spark: SparkSession, uri: str, kind: str) -> DataFrame:
 
 def _is_one_document(spark: SparkSession, uri: str) -> bool:
     """Whether ``.json`` files hold one array or object each, rather than one object a line."""
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(spark)
     lines = spark.read.option("recursiveFileLookup", True).text(uri)
     first = lines.where(F.length(F.trim("value")) > 0).first()
     if first is None:
@@ -132,8 +128,7 @@ def _is_one_document(spark: SparkSession, uri: str) -> bool:
 
 
 def _refuse_broken_json(frame: DataFrame, uri: str) -> None:
-    from pyspark.sql.connect import functions as F
-
+    F = functions_for(frame)
     broken = None
     if frame.columns == [_CORRUPT]:
         raise DatasetError(f"source = {uri!r}: no line is a JSON object.")
@@ -190,10 +185,11 @@ def _is_text(kind: str) -> bool:
 
 def select_rows(frame: DataFrame, columns: Columns) -> DataFrame:
     """``prompt`` (null for plain text) and ``completion`` as strings."""
-    from pyspark.sql.connect import functions as F
+    F = functions_for(frame)
 
     def text(name: str) -> Column:
-        return F.col("`" + name.replace("`", "``") + "`").cast("string")
+        column: Column = F.col("`" + name.replace("`", "``") + "`").cast("string")
+        return column
 
     prompt = text(columns.prompt) if columns.prompt else F.lit(None).cast("string")
     if columns.context:

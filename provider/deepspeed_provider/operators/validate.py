@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation of the request, before anything costs time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+
+from deepspeed_provider.backends.jobs_body import job_settings
+from deepspeed_provider.backends.workspace_files import path_of
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
+from deepspeed_provider.handed_plan import AUTO, read_plan
+from deepspeed_provider.hooks.platforms import platform_of
+from deepspeed_provider.hooks.spark_connect import SparkConnectHook
+from deepspeed_provider.operators import rendered
+from deepspeed_provider.operators.plan import is_blank
+from deepspeed_provider.operators.training_job import UNSPLIT
+from deepspeed_provider.params import HARDWARE, PLACE
+from deepspeed_provider.planning import plan
+from deepspeed_provider.spec import FineTuneSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ValidateSpecOperator(BaseOperator):
+    """Checks a whole request before anything costs time: every problem of every field, at once.
+
+    Returns the spec as JSON for the tasks after it, and shows the plan with its reasons. Through the Jobs API the
+    workspace is not asked: what only it knows, the runs' own tasks check before they submit.
+
+    :param databricks_conn_id, base_uri, job, plan, nodes, use_gpu: as for the fine-tune.
+    :param trains: False where data is only prepared: no hardware is looked at, and no cluster for ranks is missed.
+    :param other_params: params of the DAG that are neither fields of a spec nor those of ``place_params``.
+    """
+
+    template_fields: Sequence[str] = (
+        *("spark_connect_conn_id", "databricks_conn_id", "base_uri", "job", "plan", "use_gpu"),
+    )
+
+    def __init__(
+        self,
+        *,
+        spark_connect_conn_id: str = SparkConnectHook.default_conn_name,
+        databricks_conn_id: str | None = None,
+        base_uri: str | None = None,
+        job: Mapping[str, Any] | str | None = None,
+        plan: Mapping[str, Any] | str | None = None,
+        nodes: int = 1,
+        use_gpu: bool | str = False,
+        trains: bool = True,
+        other_params: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spark_connect_conn_id = spark_connect_conn_id
+        self.databricks_conn_id = databricks_conn_id
+        self.base_uri = base_uri
+        self.job: Any = job
+        self.plan = plan
+        self.nodes = nodes
+        self.use_gpu: Any = use_gpu
+        self.trains = trains
+        self.other_params = other_params
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        ours = {*PLACE, *HARDWARE, *self.other_params}
+        params = {name: value for name, value in context["params"].items() if name not in ours}
+        problems: list[FieldProblem] = []
+        spec = tried(lambda: FineTuneSpec.from_params(params), problems)
+        if not _problems_of(self._read_templates, problems):
+            _problems_of(self._require_place, problems)
+        try:
+            if problems or spec is None:
+                raise SpecError(problems)
+            for reason in self._reasons(spec):
+                self.log.info("%s", reason)
+        except SpecError as error:
+            raise AirflowFailException(str(error)) from error
+        return spec.to_params()
+
+    def _read_templates(self) -> None:
+        self.databricks_conn_id = rendered.text(self.databricks_conn_id)
+        self.base_uri = rendered.text(self.base_uri)
+        self.plan = None if is_blank(self.plan) else self.plan
+        found: list[FieldProblem] = []
+        self.job = tried(lambda: rendered.job(self.job), found)
+        self.use_gpu = bool(tried(lambda: rendered.switch("use_gpu", self.use_gpu), found))
+        if found:
+            raise SpecError(found)
+
+    def _require_place(self) -> None:
+        """Raises :class:`SpecError` with all that is wrong with where it is to run."""
+        if not self.databricks_conn_id:
+            if self.plan == AUTO:
+                works = "Give databricks_conn_id, or leave the plan out: settings then follow the hardware."
+                raise SpecError.of("plan", AUTO, "asks a workspace what it has, and none is named", works)
+            return
+        found: list[FieldProblem] = []
+        try:
+            BaseHook.get_connection(self.databricks_conn_id)
+        except AirflowNotFoundException:
+            works = "Define a connection of the type databricks."
+            found += SpecError.of("databricks_conn_id", self.databricks_conn_id, "is not defined", works).problems
+        for require in (self._require_folder, self._require_job, self._require_plan):
+            _problems_of(require, found)
+        if found:
+            raise SpecError(found)
+
+    def _require_folder(self) -> None:
+        works = "Give a folder of a Volume that the run may write, such as /Volumes/main/default/fine-tunes."
+        if self.base_uri is None:
+            raise SpecError.of("base_uri", None, "is needed with databricks_conn_id", works)
+        if path_of(self.base_uri) is None and not (self.job or {}).get("code_folder"):
+            text = "is storage that the workspace does not read, and job has no code_folder"
+            raise SpecError.of("base_uri", self.base_uri, text, works)
+
+    def _require_job(self) -> None:
+        from deepspeed_provider.operators import planned_cluster
+
+        job_settings({"code_folder": "", **(self.job or {})})
+        if self.trains:
+            planned_cluster.require_cluster(self.job, self.plan)
+
+    def _require_plan(self) -> None:
+        from deepspeed_provider.operators import planned_cluster
+
+        if self.plan not in (None, AUTO) and planned_cluster.own_cluster(self.job) is None:
+            planned_cluster.require_trainable(read_plan(self.plan))
+
+    def _reasons(self, spec: FineTuneSpec) -> Sequence[str]:
+        """What will run and why, as far as it can be known. Raises :class:`SpecError`."""
+        from deepspeed_provider.handover import plan_with_gpu_plan
+        from deepspeed_provider.operators import planned_cluster
+
+        if not self.trains:
+            return ()
+        if self.plan == AUTO:
+            where = f"the workspace of {self.databricks_conn_id!r}"
+            return (f"The fine-tune plans when it starts, for what {where} has then; its ranks follow that plan.",)
+        if self.plan is not None and self.databricks_conn_id and planned_cluster.own_cluster(self.job) is None:
+            handed = read_plan(self.plan)
+            changed = {**spec.to_params(), **UNSPLIT, "ranks": handed.hardware.ranks}
+            return plan_with_gpu_plan(FineTuneSpec.from_params(changed), handed.hardware, handed).reasons
+        platform = platform_of(self.spark_connect_conn_id, self.databricks_conn_id)
+        hardware = platform.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
+        return (plan(spec, hardware) if self.plan is None else plan_with_gpu_plan(spec, hardware, self.plan)).reasons
+
+
+def _problems_of(check: Callable[[], None], problems: list[FieldProblem]) -> bool:
+    """Whether ``check`` raised :class:`SpecError`; its problems are added to the list."""
+    before = len(problems)
+    tried(check, problems)
+    return len(problems) > before

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first task's check: of the spec, and of where it is to run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from deepspeed_provider.operators.validate import ValidateSpecOperator
+from deepspeed_provider.params import place_params
+from deepspeed_provider.testing.workspace import FakeWorkspace
+
+from operators.test_finetune_handover import gpu_plan
+
+SPEC = {"model": "llama-2-7b-hf", "method": "lora", "max_steps": 3, "sequence_length": 1024}
+PLAN = gpu_plan(method="lora", node_type=["g5.12xlarge"], max_nodes=1)
+BASE = "/Volumes/main/default/runs"
+OWN = {"cluster": {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}}
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with FakeWorkspace() as found:
+        monkeypatch.setenv("AIRFLOW_CONN_DATABRICKS_DEFAULT", found.connection_json)
+        yield found
+
+
+def validate(params: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    asked = {"databricks_conn_id": "databricks_default", "base_uri": BASE, **options}
+    return ValidateSpecOperator(task_id="validate", **asked).execute({"params": {**SPEC, **(params or {})}})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        pytest.param(
+            {"plan": "auto"}, "plans when it starts, for what the workspace of 'databricks_default'", id="auto"
+        ),
+        pytest.param({"plan": PLAN}, "1 machine with 4 GPUs", id="a plan"),
+        pytest.param({"plan": json.dumps(PLAN), "job": "null"}, "1 machine with 4 GPUs", id="a plan as JSON"),
+        pytest.param({"job": OWN, "use_gpu": "True"}, "Runs on 1 machine with 1 GPU.", id="a cluster of one's own"),
+        pytest.param({"job": json.dumps(OWN), "plan": "None"}, "Runs on 1 machine with 1 CPU process.", id="texts"),
+        pytest.param({"job": {**OWN, "code_folder": BASE}, "base_uri": "s3://b/runs"}, "1 CPU", id="object storage"),
+    ],
+)
+def test_what_will_run_is_told_without_asking_the_workspace(
+    workspace: FakeWorkspace, capsys: pytest.CaptureFixture[str], options: dict[str, Any], told: str
+) -> None:
+    place = {name: param.value for name, param in place_params().items()}
+    assert validate(place, **options)["model"] == SPEC["model"]
+    assert told in capsys.readouterr().out
+    assert workspace.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        pytest.param(
+            {"databricks_conn_id": "mine", "plan": "auto"}, ["databricks_conn_id = 'mine': is not"], id="conn"
+        ),
+        pytest.param({"base_uri": "None", "plan": "auto"}, ["base_uri = None: is needed"], id="no folder"),
+        pytest.param({"base_uri": "s3://b/runs", "plan": "auto"}, ["job has no code_folder"], id="unread storage"),
+        pytest.param({}, ["job = None: names no cluster, and there is no plan"], id="no cluster"),
+        pytest.param({"job": OWN, "plan": "auto"}, ["plan = 'auto': chooses a cluster, and job names one"], id="two"),
+        pytest.param({"job": {"clustre": 1, **OWN}}, ["job = 'clustre'"], id="a setting of no job"),
+        pytest.param({"job": "[1]"}, ["job = '[1]': is no JSON object"], id="no object"),
+        pytest.param({"job": OWN, "use_gpu": "maybe"}, ["use_gpu = 'maybe': should be true or false"], id="no switch"),
+        pytest.param({"plan": "{}"}, ["is no plan of a cluster"], id="no plan"),
+        pytest.param({"plan": {**PLAN, "sequence_length": 8}}, ["sequence_length = 1024"], id="another training"),
+        pytest.param(
+            {"base_uri": "", "job": {"queue": True}},
+            ["2 problems", "base_uri = None", "job = {'queue': True}: names no cluster"],
+            id="all at once",
+        ),
+    ],
+)
+def test_problems_of_the_place_are_told(workspace: FakeWorkspace, options: dict[str, Any], texts: list[str]) -> None:
+    with pytest.raises(AirflowFailException) as caught:
+        validate(**options)
+    assert [text for text in texts if text not in str(caught.value)] == []
+    assert workspace.requests == []
+
+
+def test_problems_of_spec_and_place_are_told_together(workspace: FakeWorkspace) -> None:
+    with pytest.raises(AirflowFailException, match=r"3 problems(.|\n)*epochs(.|\n)*base_uri(.|\n)*names no cluster"):
+        validate({"epochs": 2}, base_uri=None)
+
+
+def test_a_preparation_alone_needs_no_cluster_for_ranks(workspace: FakeWorkspace) -> None:
+    assert validate(trains=False)["model"] == SPEC["model"]
+
+
+def test_planning_needs_a_workspace() -> None:
+    with pytest.raises(AirflowFailException, match="asks a workspace what it has, and none is named"):
+        validate(databricks_conn_id="", plan="auto")
