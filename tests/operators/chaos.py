@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What chaos is made of, in virtual time and on real processes alike: what goes wrong, when, and what is right then."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepspeed_provider.testing import endings, faults
+from deepspeed_provider.testing.run_json import Run
+from deepspeed_provider.testing.timeline import Behaviour, Course
+from deepspeed_provider.testing.workspace import behaviour
+
+SEED = 20261130
+FAULT_SHARE = 0.3
+ENDINGS = {
+    "": endings.succeeds(),
+    "UNKNOWN": endings.fails("ValueError: no rows"),
+    "GPU_OOM": endings.out_of_gpu_memory(rank=1, ranks=2),
+    "CAPACITY": endings.stock_out(),
+    "HOST_OOM": endings.host_killed(),
+    "USER": endings.library_failure(),
+    "TRANSIENT": endings.internal_error(),
+}
+RETRIED = ("UNKNOWN", "CAPACITY", "TRANSIENT")
+# Of a generation whose submission was refused for its token, again and again: there is no run of it.
+NOT_SENT = "TRANSIENT: Databricks refuses the run"
+
+
+def course_of_a_run(chance: random.Random, *, second: float = 1.0) -> Behaviour:
+    """What happens to one submitted run. ``second``: of the workspace's clock, for a shorter life."""
+    return behaviour(
+        chance.choices(list(ENDINGS.values()), [12, 1, 1, 1, 1, 1, 1])[0],
+        queue_s=chance.choice([0.0, 0.0, 900.0]) * second,
+        start_s=chance.uniform(0.0, 600.0) * second,
+        run_s=chance.uniform(0.0, 3600.0) * second,
+        stop_s=30.0 * second,
+    )
+
+
+def transport_faults(*, late_s: float, asks_s: int, asks_more_s: int) -> dict[str, faults.Fault]:
+    """By name; ``asks_s``, ``asks_more_s``: the patience that a 429 asks for."""
+    return {
+        "request lost": faults.lost_request(),
+        "answer lost": faults.lost_response(),
+        "connection reset": faults.reset_connection(),
+        "answered late": faults.late(late_s),
+        "sent twice": faults.sent_twice(),
+        "429 with a time": faults.too_many_requests(asks_s),
+        "429 with a long time": faults.too_many_requests(asks_more_s),
+        "429": faults.too_many_requests(None),
+        "503": faults.server_error(503),
+        "500 after the write": faults.server_error(500, after=True),
+        "401": faults.refused_token(401),
+    }
+
+
+class RandomFaults(faults.Faults):
+    """Nearly every third request goes wrong."""
+
+    def __init__(self, chance: random.Random, table: Mapping[str, faults.Fault]) -> None:
+        super().__init__()
+        self._chance = chance
+        self._table = table
+        self.taken: Counter[str] = Counter()
+
+    def take(self, method: str, path: str) -> faults.Fault | None:
+        if self._chance.random() >= FAULT_SHARE:
+            return None
+        name = self._chance.choice(list(self._table))
+        self.taken[name] += 1
+        return self._table[name]
+
+
+class Fate:
+    """What one seed has in store for a task instance; to be asked in the order in which things happen."""
+
+    def __init__(self, seed: str) -> None:
+        self._chance = random.Random(seed)
+        self.deferrable = self._chance.random() < 0.5
+
+    def worker_dies_at(self) -> int | None:
+        """In the next try, every other one: at which instruction that anything outside its process could see."""
+        dies = self._chance.random() < 0.5
+        return self._chance.randint(1, 40) if dies else None
+
+    def is_cleared(self) -> bool:
+        """At this look at a task that is alive."""
+        return self._chance.random() < 0.1
+
+    def triggerer_dies_after_s(self) -> float | None:
+        return self._chance.choice([None, None, self._chance.uniform(0.0, 1800.0)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a task instance ended, and what the workspace holds of it.
+
+    Attributes:
+        runs: of this task, in the order in which they were submitted. ``courses``: of each, now.
+        generation: the last one that the task minted.
+        cleared: generations at which a person cleared the task.
+        output, message: what is told of the end; one of them is empty.
+    """
+
+    runs: list[Run]
+    courses: list[Course]
+    generation: int
+    cleared: Collection[int]
+    output: Any
+    message: str
+
+    @property
+    def wrong(self) -> list[str]:
+        """What is wrong with it."""
+        return [*self._paid(), *self._told()]
+
+    def _paid(self) -> list[str]:
+        wrong = []
+        if len({run.token for run in self.runs}) != len(self.runs) or len(self.runs) > self.generation:
+            wrong.append(f"{len(self.runs)} runs for {self.generation} generations")
+        if any(course.ended_ms is None for course in self.courses):
+            wrong.append("a run is left behind")
+        elif any(
+            before.ended_ms > after.submitted_ms for before, after in zip(self.courses, self.runs[1:], strict=False)
+        ):
+            wrong.append("two runs were alive at once")
+        if any(run.cancelled_ms is not None for run in self.runs):
+            wrong.append("a run was cancelled, and nobody had asked for it")
+        # Who clears a task that has ended wants it to run again.
+        early = [
+            course.ending.code
+            for number, course in enumerate(self.courses[:-1], start=1)
+            if _kind(course.ending) not in RETRIED and number not in self.cleared
+        ]
+        return [*wrong, f"a run was paid for after {early}"] if early else wrong
+
+    def _told(self) -> list[str]:
+        if self.message.startswith(NOT_SENT):
+            return []
+        if not self.runs:
+            return [f"nothing ran, and it is told that {self.message or self.output}"]
+        ending = self.courses[-1].ending
+        if ending is None:
+            return ["an end is told of a run that goes on"]
+        if self.output is not None:
+            right = ending.succeeded and self.output["token"] == self.runs[-1].token
+            return [] if right else [f"a success is told of a run that ended {ending.code}"]
+        kind = _kind(ending)
+        told = self.message.partition("\n")[0]
+        return [] if kind and self.message.startswith(kind) else [f"{ending.code} is told as {told}"]
+
+
+def _kind(ending: endings.Ending) -> str | None:
+    """None of one that was cancelled."""
+    same = (kind for kind, each in ENDINGS.items() if (each.code, each.error) == (ending.code, ending.error))
+    return next(same, None)
