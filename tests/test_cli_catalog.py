@@ -156,15 +156,23 @@ class TestRefresh:
         [
             pytest.param(
                 ["--conn-id", "none_such"],
-                "--conn-id 'none_such': Airflow has no such connection. Define it in Airflow, or as "
+                "--conn-id 'none_such': is not defined: Airflow has no such connection. Define it in Airflow, or as "
                 "AIRFLOW_CONN_NONE_SUCH.",
                 id="no connection",
             ),
+            pytest.param(
+                ["--conn-id", "other"],
+                "--conn-id 'other': is a connection of the type 'http'. Give one of the type databricks.",
+                id="another type",
+            ),
+            pytest.param(["--conn-id", "empty"], "--conn-id 'empty': has no host.", id="no host"),
             pytest.param(["--save", "/no/such/folder/x.json"], "--save '/no/such/folder/x.json': cannot be", id="file"),
             pytest.param(["--conn-id", "none_such", "--cloud", "ibm"], "--cloud 'ibm'", id="all problems"),
         ],
     )
-    def test_what_is_wrong(self, workspace, words, said):
+    def test_what_is_wrong(self, workspace, monkeypatch, words, said):
+        monkeypatch.setenv("AIRFLOW_CONN_OTHER", '{"conn_type": "http", "host": "h", "password": "x"}')
+        monkeypatch.setenv("AIRFLOW_CONN_EMPTY", '{"conn_type": "databricks"}')
         result = run("refresh", *words)
         assert result.exit_code == 2
         assert said in result.stderr

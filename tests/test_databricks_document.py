@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from deepspeed_provider.backends.jobs_body import JobSettings, job_settings
-from deepspeed_provider.operators.own_training import OwnTrainingOperator
+from airflow.sdk.exceptions import TaskDeferred
+from deepspeed_provider.backends.jobs_body import JobSettings
+from deepspeed_provider.testing.workspace import FakeWorkspace
 from deepspeed_provider.training import own_code
+from operators.fake_task import FakeTask
 from test_imports import ROOT
 
 DOCUMENT = (ROOT / "docs" / "databricks.md").read_text()
@@ -18,16 +21,20 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTIL
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: re.search(r'DAG\("(\w+)"', text)[1])
-def test_an_example_is_a_dag_that_can_be_sent(example: str) -> None:
+def test_an_example_is_a_dag_whose_run_the_workspace_takes(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {"__name__": "example"}
     # Operators refuse parameters that they do not have.
     exec(compile(example, "docs/databricks.md", "exec"), found)
     (task,) = found["dag"].tasks
-    settings = job_settings({"code_folder": f"{task.base_uri}/code", **(task.job or {})})
-    assert settings.code_folder.startswith("/Volumes/")
-    if isinstance(task, OwnTrainingOperator):
-        request = task.build_request("token", f"{task.base_uri}/out", None)
-        assert request.entry.startswith(own_code.__name__)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with FakeWorkspace(poll_s=3600) as workspace:
+        monkeypatch.setenv("AIRFLOW_CONN_DATABRICKS_DEFAULT", workspace.connection_json)
+        workspace.clusters.add("0101-120000-abcdefgh")
+        task.poll_interval = 0.01
+        with suppress(TaskDeferred):
+            task.execute(FakeTask(try_number=1).context())
+        (run,) = workspace.runs
+    assert run.token
 
 
 def rows(header: str) -> set[str]:

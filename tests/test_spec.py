@@ -65,6 +65,7 @@ def test_accepted(params: dict[str, Any], field: str, value: Any) -> None:
         pytest.param({"lora_rank": "many"}, "lora_rank", "integer", id="words for a number"),
         pytest.param({"max_steps": 5, "epochs": 1}, "epochs", "only one of max_steps and epochs", id="two lengths"),
         pytest.param({"method": "full", "lora_rank": 8}, "lora_rank", "only with method 'lora'", id="lora with full"),
+        pytest.param({"data": "s3a://key:pw@b/x.jsonl"}, "data", "(hidden)", id="a password in an address"),
         pytest.param({"data": "docstring"}, "data", "Did you mean 'docstrings'?", id="misspelt corpus"),
         pytest.param({"data": "s3://b/x.xlsx"}, "data", ".parquet", id="unknown format"),
         pytest.param(

@@ -19,25 +19,29 @@ _CONTEXT: Final = "_AIRFLOW_PROCESS_CONTEXT"
 
 def asked_node_types(conn_id: str) -> Mapping[str, Any]:
     """The workspace's answer to list-node-types, as it came. Raises :class:`SpecError` where there is none."""
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
-
     from deepspeed_provider.backends.base import BackendUnavailable
     from deepspeed_provider.backends.workspace_wire import WireRefused
+    from deepspeed_provider.hooks.databricks import require_databricks
     from deepspeed_provider.hooks.workspace_offers import ask_offers
 
     try:
         with _with_database():
-            BaseHook.get_connection(conn_id)
+            require_databricks("conn_id", conn_id)
             answer = ask_offers(conn_id).node_types
-    except AirflowNotFoundException:
-        works = f"Define it in Airflow, or as AIRFLOW_CONN_{conn_id.upper()}."
-        raise SpecError.of("conn_id", conn_id, "Airflow has no such connection", works) from None
     except WireRefused as error:
-        raise SpecError.of("conn_id", conn_id, f"the workspace refuses: {error}", "Check its token.") from None
+        raise SpecError.of(
+            "conn_id", conn_id, f"the workspace refuses: {str(error).rstrip('.')}", "Check its token."
+        ) from None
     except BackendUnavailable as error:
-        raise SpecError.of("conn_id", conn_id, f"no answer: {error}", "Check the connection's host.") from None
+        raise SpecError.of(
+            "conn_id", conn_id, f"no answer: {str(error).rstrip('.')}", "Check the connection's host."
+        ) from None
     return read_answer(answer, "conn_id")
+
+
+def _told(error: Exception) -> str:
+    """Without its full stop: one follows."""
+    return str(error).rstrip(".")
 
 
 def save_answer(answer: Mapping[str, Any], file: str) -> None:

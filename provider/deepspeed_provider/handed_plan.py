@@ -75,7 +75,7 @@ def read_plan(given: object) -> HandedPlan:
     """
     if isinstance(given, HandedPlan):
         return given
-    content = read_object(given, "plan", "Hand over what GpuPlanOperator returns.")
+    content = read_object(given, "plan", "Hand over what GpuPlanOperator returns, or 'auto'.")
     if "chosen" in content and content["chosen"] is None:
         raise SpecError([field_problem("plan", content.get("model"), "found nothing that fits", "Ask for less.")])
     try:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from deepspeed_provider.credentials import looks_secret, secret_problem
 from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nearest
 from deepspeed_provider.loose_values import refuse_bool, split_names
 
@@ -281,6 +282,8 @@ def _lora_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
 
 def _data_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
     data: str = values["data"]
+    if looks_secret("", data):
+        return [secret_problem("data", "AWS_SECRET_ACCESS_KEY")]
     name = data.rstrip("/").rpartition("/")[2].lower().removesuffix(".gz")
     if data == DOCSTRINGS or name.endswith(DATA_SUFFIXES) or ("/" in data and "." not in name):
         return []

@@ -18,6 +18,11 @@ REQUEST = RunRequest(entry="m:f", payload={}, code=(), output_uri=f"{FOLDER}/run
 ML_16 = "16.4.x-gpu-ml-scala2.12"  # Python 3.12
 EXISTING = JobSettings(code_folder=FOLDER, existing_cluster_id="c-1")
 NEW = JobSettings(code_folder=FOLDER, cluster={"spark_version": ML_16})
+G5 = {"spark_version": ML_16, "node_type_id": "g5.xlarge", "num_workers": 0}
+
+
+def new(**changes):
+    return JobSettings(code_folder=FOLDER, cluster={**G5, **changes})
 
 
 def gone(_):
@@ -64,6 +69,28 @@ def forbidden(_):
         ),
         pytest.param(NEW, gone, {"python": "3.10"}, ["job.cluster.spark_version", "14.3.x-gpu-ml-scala2.12"], id="new"),
         pytest.param(NEW, gone, {"python": "3.14"}, ["use its Python here"], id="no runtime has it"),
+        pytest.param(
+            new(spark_version="17.3.x-cpu-ml-scala2.13"),
+            gone,
+            {},
+            ["job.cluster.spark_version = '17.3.x-cpu-ml-scala2.13': is no GPU runtime"],
+            id="a new one without GPUs",
+        ),
+        pytest.param(
+            new(num_workers=2),
+            gone,
+            {},
+            ["job.cluster.num_workers = 2: does not go with nodes = 1, which is no workers. Give 0"],
+            id="workers that would idle",
+        ),
+        pytest.param(new(), gone, {"nodes": 2}, ["num_workers = 0", "Give 2"], id="no workers for two nodes"),
+        pytest.param(
+            new(),
+            gone,
+            {"gpus_per_node": 4},
+            ["job.cluster.node_type_id = 'g5.xlarge': has 1 GPUs, and 4 ranks"],
+            id="too few GPUs",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_message(settings, look, asked, words):
@@ -76,6 +103,10 @@ def test_what_does_not_fit_is_told_in_one_message(settings, look, asked, words):
     ("settings", "cluster", "asked"),
     [
         pytest.param(EXISTING, {"state": "RUNNING", "spark_version": ML_16}, {"python": "3.12"}, id="it fits"),
+        pytest.param(new(node_type_id="g5.12xlarge"), gone, {"gpus_per_node": 4}, id="as many GPUs as ranks"),
+        pytest.param(new(node_type_id="of.tomorrow"), gone, {"gpus_per_node": 4}, id="a node type that is not known"),
+        pytest.param(new(num_workers=2), gone, {"nodes": 2}, id="two nodes"),
+        pytest.param(new(num_workers=8), gone, {"use_gpu": False, "on_driver": True}, id="Spark has workers"),
         pytest.param(EXISTING, {"state": "RESIZING", "spark_version": ML_16}, {}, id="a state that passes"),
         pytest.param(EXISTING, {"state": "RUNNING"}, {"python": "3.12"}, id="a runtime that is not told"),
         pytest.param(

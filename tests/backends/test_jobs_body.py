@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+
 import pytest
-from databricks.sdk.service.jobs import SubmitTask
+from databricks.sdk.service.compute import ClusterSpec
+from databricks.sdk.service.jobs import JobsAPI, SubmitTask
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
+from deepspeed_provider.backends.jobs_body import JobSettings, job_settings, name_mark, submit_body
+from deepspeed_provider.backends.jobs_fields import OF_CLUSTER, OF_RUN, OF_TASK
 from deepspeed_provider.errors import SpecError
 
 TOKEN = "0123456789abcdef" * 2
@@ -69,12 +74,63 @@ def test_an_existing_cluster_takes_the_place_of_a_new_one():
 
 def test_every_contradiction_is_told_at_once():
     with pytest.raises(SpecError) as caught:
-        body_of(
-            run_fields={"idempotency_token": "mine"},
-            task_fields={"max_retries": 3},
-            cluster_fields={"num_workers": 4},
-        )
+        body_of(run_fields={"queue": {"enabled": False}}, cluster_fields={"num_workers": 4})
     text = str(caught.value)
-    assert "run_fields.idempotency_token = 'mine'" in text
-    assert "task_fields.max_retries = 3" in text
-    assert "cluster_fields.num_workers = 4: contradicts the plan, which has 0" in text
+    assert "job.run_fields.queue.enabled = False: contradicts what was planned, True" in text
+    assert "job.cluster_fields.num_workers = 4: contradicts what was planned, 0" in text
+
+
+HIDDEN = "= '(hidden)': looks like a credential"
+REFUSED = {
+    "a setting": ({"clustr": {}}, "job.clustr = {}: is no setting of a job. Did you mean 'cluster'?"),
+    "a list for a mapping": ({"run_fields": [1]}, "job.run_fields = [1]: is no mapping"),
+    "a number for a folder": ({"code_folder": 5}, "job.code_folder = 5: is no text"),
+    "a word for a switch": ({"queue": "no"}, "job.queue = 'no': is no yes or no. Give true or false."),
+    "a word for libraries": ({"libraries": "peft"}, "job.libraries = 'peft': is no list of libraries"),
+    "words for libraries": ({"libraries": ["peft"]}, "job.libraries = ['peft']: is no list of libraries"),
+    "a token": ({"run_fields": {"idempotency_token": "x"}}, "job.run_fields.idempotency_token = 'x': is set here"),
+    "tasks": ({"run_fields": {"tasks": []}}, "job.run_fields.tasks = []: is set here"),
+    "retries": ({"task_fields": {"max_retries": 2}}, "job.task_fields.max_retries = 2: is set here"),
+    "a letter that is missing": (
+        {"cluster_fields": {"num_wrkers": 3}},
+        "job.cluster_fields.num_wrkers = 3: is no field of the API. Did you mean 'num_workers'?",
+    ),
+    "letters that are swapped": ({"run_fields": {"budget_polciy_id": "b"}}, "Did you mean 'budget_policy_id'?"),
+    "two clusters": ({"cluster": CLUSTER, "existing_cluster_id": "c"}, "job.existing_cluster_id = 'c': cluster is"),
+    "a password of an index": (
+        {"libraries": [{"pypi": {"package": "a", "repo": "https://u:pw@example.com/simple"}}]},
+        f"job.libraries[0].pypi.repo {HIDDEN}",
+    ),
+    "a tag": ({"cluster_fields": {"custom_tags": {"api_token": "x"}}}, f"custom_tags.api_token {HIDDEN}"),
+    "a password of Git": (
+        {"run_fields": {"git_source": {"git_url": "https://u:pw@example.com/x"}}},
+        f"job.run_fields.git_source.git_url {HIDDEN}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+def test_settings_that_cannot_work_are_refused_by_their_names(given, said):
+    with pytest.raises(SpecError) as caught:
+        job_settings({"code_folder": FOLDER, **given})
+    assert said in str(caught.value)
+
+
+def test_a_field_of_tomorrow_travels():
+    fields = {"carbon_budget": 3}
+    assert job_settings({"code_folder": FOLDER, "run_fields": fields}).run_fields == fields
+
+
+def test_the_fields_are_those_of_the_sdk():
+    assert set(inspect.signature(JobsAPI.submit).parameters) - {"self"} == OF_RUN
+    assert {each.name for each in dataclasses.fields(SubmitTask)} == OF_TASK
+    assert {each.name for each in dataclasses.fields(ClusterSpec)} == OF_CLUSTER
+
+
+def test_what_is_null_is_not_given():
+    assert job_settings({"code_folder": FOLDER, "cluster": None, "queue": None}) == JobSettings(code_folder=FOLDER)
+
+
+def test_references_to_secrets_are_none():
+    variables = {"HF_TOKEN": "{{secrets/training/hub}}"}
+    job_settings({"code_folder": FOLDER, "cluster_fields": {"spark_env_vars": variables}})

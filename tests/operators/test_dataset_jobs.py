@@ -123,7 +123,7 @@ def test_a_retry_prepares_under_another_generation(workspace: FakeWorkspace) -> 
         pytest.param({"base_uri": None}, "needs a base_uri", id="no folder"),
         pytest.param({"spec": {"data": "docstrings"}}, "model = None: is required", id="no model"),
         pytest.param(
-            {"job": {"clustre": CLUSTER}}, "job = 'clustre': is no setting of a job", id="a setting of no job"
+            {"job": {"clustre": CLUSTER}}, "is no setting of a job. Did you mean 'cluster'?", id="a setting of no job"
         ),
         pytest.param({"job": "[1]"}, "job = '[1]': is no JSON object", id="no object"),
     ],

@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from deepspeed_provider.operators.finetune import DeepSpeedEvaluateOperator, DeepSpeedFineTuneOperator
 from deepspeed_provider.operators.training_job import PLAN_KEY
+from deepspeed_provider.sizing.catalogue import model_config
 from deepspeed_provider.testing import endings
 from deepspeed_provider.testing.workspace import FakeWorkspace
 from deepspeed_provider.training.plan import TrainingPlan
@@ -262,8 +263,13 @@ class TestAutomaticPlan:
             pytest.param({**AUTO, "plan_options": [1]}, "plan_options = [1]: is no JSON object", id="no options"),
             pytest.param(
                 {**AUTO, "spec": {**LORA, "max_steps": None}, "dataset": "/Volumes/main/ml/data"},
-                "tokens = None: is missing. Give the tokens of the whole run",
+                "max_steps = None: is needed: nothing else says how long the training is",
                 id="rows that nobody counted",
+            ),
+            pytest.param(
+                {**AUTO, "spec": {**LORA, "model": "/Volumes/main/ml/none"}},
+                "model = '/Volumes/main/ml/none': has no config.json in the workspace",
+                id="no such model",
             ),
             pytest.param(
                 {**AUTO, "databricks_conn_id": None},
@@ -288,6 +294,16 @@ class TestAutomaticPlan:
         options = {**AUTO["plan_options"], "parameters": "7B", "rows": 5000}
         run(operator(spec=spec, dataset="/Volumes/main/ml/data", plan="auto", plan_options=options), workspace)
         assert TrainingPlan.from_json(request(workspace)["payload"]).model.ref == "/Volumes/main/ml/llama"
+
+    def test_a_models_folder_in_a_volume_is_read_there(self, workspace: FakeWorkspace) -> None:
+        config = json.dumps(model_config("meta-llama/Llama-2-7b-hf"))
+        workspace.files.write("/Volumes/main/ml/llama/config.json", config.encode())
+        task = FakeTask()
+        run(operator(spec={**LORA, "model": "/Volumes/main/ml/llama/"}, **AUTO), workspace, task)
+        assert TrainingPlan.from_json(request(workspace)["payload"]).model.ref == "/Volumes/main/ml/llama/"
+        by_name = FakeTask()
+        run(operator(spec={**LORA, "model": "meta-llama/Llama-2-7b-hf"}, **AUTO), workspace, by_name)
+        assert job_task(workspace)["new_cluster"]["node_type_id"] == task.store.get(PLAN_KEY)["chosen"]["node_type_id"]
 
 
 class TestEvaluation:

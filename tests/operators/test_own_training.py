@@ -121,6 +121,7 @@ def test_a_local_script_travels_with_its_code_and_its_arguments_as_texts(
         deepspeed_config=json.dumps(CONFIG),
         environment={"NCCL_DEBUG": "INFO", "RETRIES": 3},
         gpus_per_node=2,
+        job={"cluster": {**CLUSTER, "node_type_id": "g5.12xlarge"}},
     )
     assert execute(operator) == {"loss": 2.5}
     request, names = sent(workspace)

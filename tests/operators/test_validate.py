@@ -38,6 +38,7 @@ def validate(params: dict[str, Any] | None = None, **options: Any) -> dict[str, 
         pytest.param(
             {"plan": "auto"}, "plans when it starts, for what the workspace of 'databricks_default'", id="auto"
         ),
+        pytest.param({"plan": "Auto "}, "plans when it starts", id="auto, however it is written"),
         pytest.param({"plan": PLAN}, "1 machine with 4 GPUs", id="a plan"),
         pytest.param({"plan": json.dumps(PLAN), "job": "null"}, "1 machine with 4 GPUs", id="a plan as JSON"),
         pytest.param({"job": OWN, "use_gpu": "True"}, "Runs on 1 machine with 1 GPU.", id="a cluster of one's own"),
@@ -61,10 +62,24 @@ def test_what_will_run_is_told_without_asking_the_workspace(
             {"databricks_conn_id": "mine", "plan": "auto"}, ["databricks_conn_id = 'mine': is not"], id="conn"
         ),
         pytest.param({"base_uri": "None", "plan": "auto"}, ["base_uri = None: is needed"], id="no folder"),
+        pytest.param({"base_uri": "/Volumes/main", "plan": "auto"}, ["is no folder of a Volume"], id="no volume"),
+        pytest.param({"base_uri": f"{BASE}/../../x", "plan": "auto"}, ["is no folder of a Volume"], id="out of it"),
+        pytest.param({"databricks_conn_id": "other", "plan": "auto"}, ["of the type 'http'"], id="another type"),
+        pytest.param({"plan": "cheap"}, ["plan = 'cheap': is not JSON", "or 'auto'"], id="a word for a plan"),
+        pytest.param(
+            {"job": {**OWN, "task_fields": {"max_retries": 3}}}, ["job.task_fields.max_retries = 3: is set"], id="ours"
+        ),
+        pytest.param(
+            {"databricks_conn_id": "", "job": OWN, "base_uri": BASE, "plan": "auto"},
+            ["3 problems", "plan = 'auto'", "job = {'cluster'", f"base_uri = {BASE!r}: is in a workspace"],
+            id="a forgotten connection",
+        ),
         pytest.param({"base_uri": "s3://b/runs", "plan": "auto"}, ["job has no code_folder"], id="unread storage"),
         pytest.param({}, ["job = None: names no cluster, and there is no plan"], id="no cluster"),
         pytest.param({"job": OWN, "plan": "auto"}, ["plan = 'auto': chooses a cluster, and job names one"], id="two"),
-        pytest.param({"job": {"clustre": 1, **OWN}}, ["job = 'clustre'"], id="a setting of no job"),
+        pytest.param(
+            {"job": {"clustre": 1, **OWN}}, ["job.clustre = 1: is no setting of a job"], id="a setting of no job"
+        ),
         pytest.param({"job": "[1]"}, ["job = '[1]': is no JSON object"], id="no object"),
         pytest.param({"job": OWN, "use_gpu": "maybe"}, ["use_gpu = 'maybe': should be true or false"], id="no switch"),
         pytest.param({"plan": "{}"}, ["is no plan of a cluster"], id="no plan"),
@@ -76,7 +91,10 @@ def test_what_will_run_is_told_without_asking_the_workspace(
         ),
     ],
 )
-def test_problems_of_the_place_are_told(workspace: FakeWorkspace, options: dict[str, Any], texts: list[str]) -> None:
+def test_problems_of_the_place_are_told(
+    workspace: FakeWorkspace, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], texts: list[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", '{"conn_type": "http", "host": "h", "password": "x"}')
     with pytest.raises(AirflowFailException) as caught:
         validate(**options)
     assert [text for text in texts if text not in str(caught.value)] == []
@@ -95,3 +113,28 @@ def test_a_preparation_alone_needs_no_cluster_for_ranks(workspace: FakeWorkspace
 def test_planning_needs_a_workspace() -> None:
     with pytest.raises(AirflowFailException, match="asks a workspace what it has, and none is named"):
         validate(databricks_conn_id="", plan="auto")
+
+
+def test_a_name_in_the_registry_needs_a_server(workspace: FakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    named = {"registered_model_name": "mine"}
+    with pytest.raises(AirflowFailException, match="registered_model_name = 'mine': cannot be registered"):
+        validate(named, plan="auto")
+    assert validate(named, plan="auto", tracking_uri="databricks")["registered_model_name"] == "mine"
+    assert validate(named, trains=False)["registered_model_name"] == "mine"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
+    assert validate(named, plan="auto")["registered_model_name"] == "mine"
+
+
+def test_a_model_that_nobody_could_plan_for_is_told_before_data_is_prepared(workspace: FakeWorkspace) -> None:
+    with pytest.raises(AirflowFailException, match="/home/me/model"):
+        validate({"model": "/home/me/model"}, plan="auto")
+    assert validate({"model": "/home/me/model"}, plan="auto", plan_options={"parameters": "7B"})
+    assert validate({"model": "/Volumes/main/default/models/mine"}, plan="auto")
+
+
+def test_references_to_secrets_are_left_alone() -> None:
+    job = {"cluster_fields": {"spark_env_vars": {"HF_TOKEN": "{{secrets/training/hub}}", "WHO": "{{ who }}"}}}
+    asked = ValidateSpecOperator(task_id="validate", job=job)
+    asked.render_template_fields({"who": "me"})  # type: ignore[arg-type]
+    assert asked.job["cluster_fields"]["spark_env_vars"] == {"HF_TOKEN": "{{secrets/training/hub}}", "WHO": "me"}

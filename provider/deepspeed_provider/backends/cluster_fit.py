@@ -26,11 +26,14 @@ def require_fit(request: RunRequest, settings: JobSettings, look: Callable[[str]
     cluster_id = settings.existing_cluster_id
     if cluster_id is None:
         cluster = {**(settings.cluster or {}), **settings.cluster_fields}
-        problems = _python(request, cluster, "job.cluster.spark_version")
+        problems = [
+            *_runtime(request, cluster, "job.cluster.spark_version"),
+            *([] if request.on_driver else _machines(request, cluster)),
+        ]
     else:
         try:
             cluster = dict(look(cluster_id))
-            problems = _state(cluster_id, cluster) or _runtime(request, cluster_id, cluster)
+            problems = _state(cluster_id, cluster) or _runtime(request, cluster, "job.existing_cluster_id", cluster_id)
         except WireRefused as refused:
             if refused.status not in UNKNOWN:
                 raise
@@ -48,13 +51,41 @@ def _state(cluster_id: str, cluster: Mapping[str, Any]) -> list[FieldProblem]:
     return [_existing(cluster_id, told, works)]
 
 
-def _runtime(request: RunRequest, cluster_id: str, cluster: Mapping[str, Any]) -> list[FieldProblem]:
+def _runtime(
+    request: RunRequest, cluster: Mapping[str, Any], place: str, cluster_id: str | None = None
+) -> list[FieldProblem]:
     version = _version(cluster)
     # Only the runtimes for machine learning hold DeepSpeed and the GPUs' libraries. One that is not told is not judged.
     if version and request.use_gpu and "-gpu-ml-" not in version and not cluster.get("use_ml_runtime"):
-        works = f"Take a cluster with a GPU runtime for machine learning, such as {default_runtime().spark_version}."
-        return [_existing(cluster_id, f"has the runtime {version}", works)]
-    return _python(request, cluster, "job.existing_cluster_id")
+        works = f"Take a GPU runtime for machine learning, such as {default_runtime().spark_version}."
+        problem = "is no GPU runtime for machine learning" if cluster_id is None else f"has the runtime {version}"
+        return [FieldProblem(field=place, value=cluster_id or version, problem=problem, suggestion=works)]
+    return _python(request, cluster, place)
+
+
+def _machines(request: RunRequest, cluster: Mapping[str, Any]) -> list[FieldProblem]:
+    """Of a cluster that is made for the run. One machine is a driver alone; of several the workers train."""
+    problems = []
+    workers = cluster.get("num_workers")
+    wanted = 0 if request.nodes == 1 else request.nodes
+    if workers is not None and workers != wanted and not cluster.get("autoscale"):
+        text = f"does not go with nodes = {request.nodes}, which is {wanted or 'no'} workers"
+        works = f"Give {wanted}, or other nodes."
+        problems.append(FieldProblem(field="job.cluster.num_workers", value=workers, problem=text, suggestion=works))
+    node_type = str(cluster.get("node_type_id") or "")
+    gpus = _gpus_of(node_type) if request.use_gpu else None
+    if gpus is not None and gpus < request.gpus_per_node:
+        text = f"has {gpus} GPUs, and {request.gpus_per_node} ranks are to run on each node"
+        works = "Take a larger node type, fewer ranks, or more nodes."
+        problems.append(FieldProblem(field="job.cluster.node_type_id", value=node_type, problem=text, suggestion=works))
+    return problems
+
+
+def _gpus_of(node_type_id: str) -> int | None:
+    """Of a node type that the catalogue knows."""
+    from deepspeed_provider.clusters.node_types import node_types
+
+    return next((each.gpus for each in node_types() if each.node_type_id == node_type_id), None)
 
 
 def _python(request: RunRequest, cluster: Mapping[str, Any], place: str) -> list[FieldProblem]:

@@ -32,7 +32,7 @@ from deepspeed_provider.backends.jobs_queries import JOBS, active_runs, is_unkno
 from deepspeed_provider.backends.jobs_states import billed_seconds, latest_attempts, status_of
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
 from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
-from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError, SpecError
 from deepspeed_provider.training.code_archive import build_code_archive, training_code
 from deepspeed_provider.training.driver_side import RESULT_MARK, RETURNED, launch_script
 
@@ -155,11 +155,15 @@ class DatabricksJobsBackend:
 
     def _require_fit(self, request: RunRequest, settings: JobSettings, place: str) -> None:
         """Not of a request that lies there: it may have become a run, which a change of its cluster must not hide."""
-        if not (settings.existing_cluster_id or request.python):
-            return
         folder, _, name = place.rpartition("/")
-        if name not in self._files.names(folder):
+        if settings.existing_cluster_id and name in self._files.names(folder):
+            return
+        try:
             require_fit(request, settings, lambda found: self._wire.get(f"{CLUSTERS}/get", {"cluster_id": found}))
+        except SpecError:
+            # A cluster of its own is judged without asking anybody.
+            if settings.existing_cluster_id or name not in self._files.names(folder):
+                raise
 
     def _send_code(self, code: _Code) -> None:
         """Once for each content, by which the folder is named. The script comes last, and stands for both."""

@@ -7,11 +7,12 @@ Shapes: databricks-sdk 0.162, ``service/jobs.py`` (SubmitTask, SubmitRun).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from deepspeed_provider.backends.base import RunRequest
+from deepspeed_provider.backends.jobs_fields import mistyped
 from deepspeed_provider.credentials import looks_secret, secret_problem
 from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
 
@@ -57,38 +58,65 @@ class JobSettings:
 
 
 def job_settings(given: Mapping[str, Any]) -> JobSettings:
-    """The settings by their names. Raises :class:`SpecError` with all names that are none, and what goes wrong."""
+    """The settings by their names. Raises :class:`SpecError` with all that is wrong with them."""
     known = [each.name for each in fields(JobSettings)]
     problems = [
-        FieldProblem(field="job", value=name, problem="is no setting of a job", suggestion=did_you_mean(name, known))
-        for name in given
+        FieldProblem(
+            field=f"job.{name}", value=value, problem="is no setting of a job", suggestion=did_you_mean(name, known)
+        )
+        for name, value in given.items()
         if name not in known
     ]
-    for name in ("cluster", "run_fields", "task_fields", "cluster_fields"):
-        if given.get(name) is not None and not isinstance(given[name], Mapping):
-            works = "Give fields of the API by their names."
-            problems.append(
-                FieldProblem(field=f"job.{name}", value=given[name], problem="is no mapping", suggestion=works)
-            )
-    problems += _secrets(given)
+    problems += [
+        FieldProblem(field=f"job.{name}", value=given[name], problem=f"is no {what}", suggestion=works)
+        for name, (is_one, what, works) in _KINDS.items()
+        if given.get(name) is not None and not is_one(given[name])
+    ]
+    if problems:
+        raise SpecError(problems)
+    problems = [
+        _problem(f"job.{part}.{name}", given[part][name], "is set here, so that the run is one and is found again")
+        for part, protected in (("run_fields", OURS), ("task_fields", OURS_IN_TASK))
+        for name in protected
+        if name in (given.get(part) or {})
+    ]
+    problems += mistyped(given)
+    problems += [
+        secret_problem(field, name)
+        for field, name, value in _leaves("job", "", given)
+        if field not in {problem.field for problem in problems} and looks_secret(name, value)
+    ]
     if given.get("cluster") and given.get("existing_cluster_id"):
         problems.append(_problem("job.existing_cluster_id", given["existing_cluster_id"], "cluster is given too"))
     if problems:
         raise SpecError(problems)
-    return JobSettings(**given)
+    return JobSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _secrets(given: Mapping[str, Any]) -> list[FieldProblem]:
-    """Credentials where references to them belong."""
-    return [
-        secret_problem(f"job.{name}.{section}.{key}", key)
-        for name in ("cluster", "cluster_fields")
-        if isinstance(given.get(name), Mapping)
-        for section in ("spark_env_vars", "spark_conf")
-        if isinstance(given[name].get(section), Mapping)
-        for key, value in given[name][section].items()
-        if looks_secret(key, value)
-    ]
+def _is_list_of_libraries(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+
+
+_FIELDS: Final = (lambda value: isinstance(value, Mapping), "mapping", "Give fields of the API by their names.")
+_KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
+    "code_folder": (lambda value: isinstance(value, str), "text", "Give a folder of a Volume, or below /Workspace."),
+    "existing_cluster_id": (lambda value: isinstance(value, str), "text", "Give the id of a cluster that runs."),
+    "queue": (lambda value: isinstance(value, bool), "yes or no", "Give true or false."),
+    "libraries": (_is_list_of_libraries, "list of libraries", "Give [{'pypi': {'package': 'peft==0.15.2'}}]."),
+    **dict.fromkeys(("cluster", "run_fields", "task_fields", "cluster_fields"), _FIELDS),
+}
+
+
+def _leaves(field: str, name: str, value: Any) -> Iterator[tuple[str, str, str]]:
+    """(place, name, text) of every text in JSON."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(f"{field}.{key}", str(key), each)
+    elif isinstance(value, list | tuple):
+        for place, each in enumerate(value):
+            yield from _leaves(f"{field}[{place}]", name, each)
+    elif isinstance(value, str):
+        yield field, name, value
 
 
 def run_name(request: RunRequest, token: str) -> str:
@@ -117,12 +145,12 @@ def submit_body(
     if settings.existing_cluster_id:
         task["existing_cluster_id"] = settings.existing_cluster_id
         problems += [
-            _problem(f"cluster_fields.{name}", value, "has no cluster to be of: existing_cluster_id is given")
+            _problem(f"job.cluster_fields.{name}", value, "has no cluster to be of: existing_cluster_id is given")
             for name, value in settings.cluster_fields.items()
         ]
     else:
         task["new_cluster"] = _merged(
-            dict(settings.cluster or {}), settings.cluster_fields, "cluster_fields", (), problems
+            dict(settings.cluster or {}), settings.cluster_fields, "job.cluster_fields", problems
         )
     if settings.libraries:
         task["libraries"] = [dict(library) for library in settings.libraries]
@@ -133,8 +161,8 @@ def submit_body(
     }
     if request.timeout_s is not None:
         body["timeout_seconds"] = math.ceil(request.timeout_s + TIMEOUT_GRACE_S)
-    body = _merged(body, settings.run_fields, "run_fields", OURS, problems)
-    body["tasks"] = [_merged(task, settings.task_fields, "task_fields", OURS_IN_TASK, problems)]
+    body = _merged(body, settings.run_fields, "job.run_fields", problems)
+    body["tasks"] = [_merged(task, settings.task_fields, "job.task_fields", problems)]
     if problems:
         raise SpecError(problems)
     return body
@@ -144,21 +172,18 @@ def _merged(
     ours: dict[str, Any],
     theirs: Mapping[str, Any],
     where: str,
-    protected: Sequence[str],
     problems: list[FieldProblem],
 ) -> dict[str, Any]:
     """``ours`` with the user's fields: objects grow together, lists are joined, and nothing of ours changes."""
     merged = dict(ours)
     for name, value in theirs.items():
         own, place = merged.get(name), f"{where}.{name}"
-        if name in protected:
-            problems.append(_problem(place, value, "is set here, so that the run is one and is found again"))
-        elif isinstance(own, Mapping) and isinstance(value, Mapping):
-            merged[name] = _merged(dict(own), value, place, (), problems)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            merged[name] = _merged(dict(own), value, place, problems)
         elif isinstance(own, list) and isinstance(value, list | tuple):
             merged[name] = [*own, *value]
         elif name in merged and own != value:
-            problems.append(_problem(place, value, f"contradicts the plan, which has {own!r}"))
+            problems.append(_problem(place, value, f"contradicts what was planned, {own!r}"))
         else:
             merged[name] = value
     return merged

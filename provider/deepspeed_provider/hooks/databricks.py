@@ -18,11 +18,13 @@ import aiohttp
 import requests
 from airflow.providers.databricks.hooks.databricks import DatabricksHook
 from airflow.providers.databricks.hooks.databricks_base import BearerAuth
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from requests.auth import HTTPBasicAuth
 
 from deepspeed_provider.backends.base import BackendUnavailable
 from deepspeed_provider.backends.workspace_wire import WireRefused
+from deepspeed_provider.errors import SpecError
 
 CALL_TIMEOUT_SECONDS: Final = 60
 ATTEMPTS: Final = 4
@@ -31,6 +33,20 @@ LONGEST_PAUSE_SECONDS: Final = 60.0
 REFUSED: Final = (401, 403)
 PASSING: Final = (429, 500, 502, 503, 504)
 PASSING_CODES: Final = ("COULD_NOT_ACQUIRE_LOCK",)
+
+
+def require_databricks(field: str, conn_id: str) -> None:
+    """Raises :class:`SpecError` for a connection that is not there, or leads to no workspace."""
+    works = f"Define it in Airflow, or as AIRFLOW_CONN_{conn_id.upper()}."
+    try:
+        found = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise SpecError.of(field, conn_id, "is not defined: Airflow has no such connection", works) from None
+    if found.conn_type != DatabricksHook.conn_type:
+        text = f"is a connection of the type {found.conn_type!r}"
+        raise SpecError.of(field, conn_id, text, "Give one of the type databricks.")
+    if not found.host:
+        raise SpecError.of(field, conn_id, "has no host", "Give it the address of the workspace.")
 
 
 class DatabricksWorkspaceHook(DatabricksHook):

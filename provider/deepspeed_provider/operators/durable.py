@@ -18,7 +18,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from deepspeed_provider.backends.base import Backend, RunRequest, RunState
 from deepspeed_provider.backends.jobs_body import JobSettings, job_settings
-from deepspeed_provider.credentials import REFERENCE
 from deepspeed_provider.errors import Failure, SpecError
 from deepspeed_provider.hooks.platforms import Platform, platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
@@ -54,7 +53,7 @@ class WorkerEnded(AirflowException):
     """The worker was told to end; what becomes of its run is settled."""
 
 
-class DurableRunOperator(BaseOperator):
+class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
     """Runs one job on the cluster exactly once, whatever happens to Airflow meanwhile.
 
     A worker killed at any instruction, a retry, a clear, a restarted triggerer: the next attempt finds the
@@ -147,12 +146,6 @@ class DurableRunOperator(BaseOperator):
     def build_output(self, record: RunRecord, result: Any) -> Any:
         """The task's return value."""
         raise NotImplementedError
-
-    def render_template(self, content: Any, *arguments: Any, **options: Any) -> Any:
-        """Leaves references to a workspace's secrets as they are; in Jinja their braces mean something else."""
-        if isinstance(content, str):
-            content = REFERENCE.sub(r"{% raw %}\g<0>{% endraw %}", content)
-        return super().render_template(content, *arguments, **options)
 
     def execute(self, context: Context) -> Any:
         return self._carry_on(context, trigger_errors=0, new_execution=True)
@@ -263,6 +256,8 @@ class DurableRunOperator(BaseOperator):
         self.databricks_conn_id = rendered.text(self.databricks_conn_id)
         self.base_uri = rendered.text(self.base_uri)
         self.job = rendered.job(self.job)
+        if self.job and not self.databricks_conn_id:
+            raise rendered.job_without_workspace(self.job)
 
     def _work(self, context: Context, trigger_errors: int, new_execution: bool) -> Any:
         self.read_templates()

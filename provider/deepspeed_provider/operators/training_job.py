@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
+from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
 from deepspeed_provider.errors import FieldProblem, SpecError
 from deepspeed_provider.handed_plan import AUTO, HandedPlan, read_object, read_plan
 from deepspeed_provider.hooks.platforms import platform_of
@@ -84,6 +85,7 @@ class TrainingJobOperator(DurableRunOperator):
     def read_templates(self) -> None:
         super().read_templates()
         self.use_gpu = rendered.switch("use_gpu", self.use_gpu)
+        self.plan = rendered.plan(self.plan)
 
     def get_hardware(self, spec: FineTuneSpec) -> Hardware:
         """The machines that the run will find."""
@@ -168,13 +170,30 @@ class TrainingJobOperator(DurableRunOperator):
         options = read_object(self.plan_options or {}, "plan_options", "Give {'budget_usd': 50}.")
         download = bool(options.pop("download", False))
         request = {**request_for(self.get_spec(ranks=1, **UNSPLIT), self.dataset), **options}
+        if not {"rows", "tokens"} & set(request):
+            text = "is needed: nothing else says how long the training is, as rows of an address are not counted"
+            works = "Give it, or the dataset as PrepareDatasetOperator returns it, or plan_options={'rows': …}."
+            raise SpecError.of("max_steps", None, text, works)
         if "parameters" in options:
             request.pop("model")
+        elif "model" not in options and (folder := path_of(request["model"])) is not None:
+            request["model"] = self._config_in_workspace(folder)
         found = read_plan(
             plan_in_task(request, context, self.log, databricks_conn_id=self.databricks_conn_id, download=download)
         )
         store.set(PLAN_KEY, found.to_json())
         return found
+
+    def _config_in_workspace(self, folder: str) -> dict[str, Any]:
+        """Of a model in a folder of the workspace, which this machine does not see."""
+        from deepspeed_provider.hooks.databricks import DatabricksWorkspaceHook
+
+        files = WorkspaceFiles(DatabricksWorkspaceHook(self.databricks_conn_id or ""))
+        try:
+            return read_object(files.read(f"{folder.rstrip('/')}/config.json").decode(), "model", "Check the folder.")
+        except FileNotFoundError:
+            works = "Give a folder with the config.json that transformers writes."
+            raise SpecError.of("model", folder, "has no config.json in the workspace", works) from None
 
     def make_plan(self, spec: FineTuneSpec, hardware: Hardware) -> Plan:
         """Settings that suit the hardware. Raises :class:`SpecError` where there are none."""

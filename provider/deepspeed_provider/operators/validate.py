@@ -3,42 +3,50 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.jobs_body import job_settings
-from deepspeed_provider.backends.workspace_files import path_of
+from deepspeed_provider.backends.workspace_files import VOLUMES, path_of
 from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.handed_plan import AUTO, read_plan
 from deepspeed_provider.hooks.platforms import platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators import rendered
-from deepspeed_provider.operators.plan import is_blank
+from deepspeed_provider.operators.durable import TRACKING_VARIABLE
 from deepspeed_provider.operators.training_job import UNSPLIT
 from deepspeed_provider.params import HARDWARE, PLACE
 from deepspeed_provider.planning import plan
+from deepspeed_provider.requested.model_source import ModelSource
 from deepspeed_provider.spec import FineTuneSpec
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+# Catalog, schema and volume, and no way out of them.
+IN_VOLUME: Final = re.compile(r"/Volumes(/(?!\.\.?(/|$))[^/]+){3,}/?")
 
-class ValidateSpecOperator(BaseOperator):
+
+class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
     """Checks a whole request before anything costs time: every problem of every field, at once.
 
     Returns the spec as JSON for the tasks after it, and shows the plan with its reasons. Through the Jobs API the
     workspace is not asked: what only it knows, the runs' own tasks check before they submit.
 
     :param databricks_conn_id, base_uri, job, plan, nodes, use_gpu: as for the fine-tune.
+    :param plan_options, tracking_uri: the same; they are only looked at.
     :param trains: False where data is only prepared: no hardware is looked at, and no cluster for ranks is missed.
     :param other_params: params of the DAG that are neither fields of a spec nor those of ``place_params``.
     """
 
     template_fields: Sequence[str] = (
-        *("spark_connect_conn_id", "databricks_conn_id", "base_uri", "job", "plan", "use_gpu"),
+        *("spark_connect_conn_id", "databricks_conn_id", "base_uri", "job", "plan", "plan_options", "use_gpu"),
+        "tracking_uri",
     )
 
     def __init__(
@@ -49,6 +57,8 @@ class ValidateSpecOperator(BaseOperator):
         base_uri: str | None = None,
         job: Mapping[str, Any] | str | None = None,
         plan: Mapping[str, Any] | str | None = None,
+        plan_options: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
         nodes: int = 1,
         use_gpu: bool | str = False,
         trains: bool = True,
@@ -61,6 +71,8 @@ class ValidateSpecOperator(BaseOperator):
         self.base_uri = base_uri
         self.job: Any = job
         self.plan = plan
+        self.plan_options = plan_options
+        self.tracking_uri = tracking_uri
         self.nodes = nodes
         self.use_gpu: Any = use_gpu
         self.trains = trains
@@ -73,6 +85,8 @@ class ValidateSpecOperator(BaseOperator):
         spec = tried(lambda: FineTuneSpec.from_params(params), problems)
         if not _problems_of(self._read_templates, problems):
             _problems_of(self._require_place, problems)
+        if spec is not None:
+            _problems_of(lambda: self._require_spec_here(spec), problems)
         try:
             if problems or spec is None:
                 raise SpecError(problems)
@@ -85,7 +99,7 @@ class ValidateSpecOperator(BaseOperator):
     def _read_templates(self) -> None:
         self.databricks_conn_id = rendered.text(self.databricks_conn_id)
         self.base_uri = rendered.text(self.base_uri)
-        self.plan = None if is_blank(self.plan) else self.plan
+        self.plan = rendered.plan(self.plan)
         found: list[FieldProblem] = []
         self.job = tried(lambda: rendered.job(self.job), found)
         self.use_gpu = bool(tried(lambda: rendered.switch("use_gpu", self.use_gpu), found))
@@ -95,25 +109,52 @@ class ValidateSpecOperator(BaseOperator):
     def _require_place(self) -> None:
         """Raises :class:`SpecError` with all that is wrong with where it is to run."""
         if not self.databricks_conn_id:
-            if self.plan == AUTO:
-                works = "Give databricks_conn_id, or leave the plan out: settings then follow the hardware."
-                raise SpecError.of("plan", AUTO, "asks a workspace what it has, and none is named", works)
+            self._require_none_of_workspace()
             return
         found: list[FieldProblem] = []
-        try:
-            BaseHook.get_connection(self.databricks_conn_id)
-        except AirflowNotFoundException:
-            works = "Define a connection of the type databricks."
-            found += SpecError.of("databricks_conn_id", self.databricks_conn_id, "is not defined", works).problems
-        for require in (self._require_folder, self._require_job, self._require_plan):
+        for require in (self._require_connection, self._require_folder, self._require_job, self._require_plan):
             _problems_of(require, found)
         if found:
             raise SpecError(found)
+
+    def _require_none_of_workspace(self) -> None:
+        """A connection that was forgotten must not let the run go elsewhere."""
+        found: list[FieldProblem] = []
+        if self.plan == AUTO:
+            works = "Give databricks_conn_id, or leave the plan out: settings then follow the hardware."
+            found += SpecError.of("plan", AUTO, "asks a workspace what it has, and none is named", works).problems
+        if self.job:
+            found += rendered.job_without_workspace(self.job).problems
+        if (self.base_uri or "").startswith(VOLUMES):
+            works = "Give databricks_conn_id, or a folder that the Spark Connect server can write."
+            found += SpecError.of("base_uri", self.base_uri, "is in a workspace, and none is named", works).problems
+        if found:
+            raise SpecError(found)
+
+    def _require_connection(self) -> None:
+        from deepspeed_provider.hooks.databricks import require_databricks
+
+        require_databricks("databricks_conn_id", str(self.databricks_conn_id))
+
+    def _require_spec_here(self, spec: FineTuneSpec) -> None:
+        """Raises :class:`SpecError` for what a spec asks of this place that cannot be had in it."""
+        if not self.trains:
+            return
+        name = spec.registered_model_name
+        if name and not (self.tracking_uri or os.environ.get(TRACKING_VARIABLE)):
+            text = f"cannot be registered: there is no MLflow server ({TRACKING_VARIABLE} is not set)"
+            works = "Set it where tasks run, to 'databricks' for a workspace's own, or leave the name empty."
+            raise SpecError.of("registered_model_name", name, text, works)
+        # A folder of the workspace is read when it is planned.
+        if self.plan == AUTO and path_of(spec.model) is None and not _tells_model(self.plan_options):
+            ModelSource().model(spec.model)
 
     def _require_folder(self) -> None:
         works = "Give a folder of a Volume that the run may write, such as /Volumes/main/default/fine-tunes."
         if self.base_uri is None:
             raise SpecError.of("base_uri", None, "is needed with databricks_conn_id", works)
+        if self.base_uri.startswith(VOLUMES) and not IN_VOLUME.fullmatch(self.base_uri):
+            raise SpecError.of("base_uri", self.base_uri, "is no folder of a Volume", works)
         if path_of(self.base_uri) is None and not (self.job or {}).get("code_folder"):
             text = "is storage that the workspace does not read, and job has no code_folder"
             raise SpecError.of("base_uri", self.base_uri, text, works)
@@ -148,6 +189,10 @@ class ValidateSpecOperator(BaseOperator):
         platform = platform_of(self.spark_connect_conn_id, self.databricks_conn_id)
         hardware = platform.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
         return (plan(spec, hardware) if self.plan is None else plan_with_gpu_plan(spec, hardware, self.plan)).reasons
+
+
+def _tells_model(plan_options: Any) -> bool:
+    return isinstance(plan_options, Mapping) and bool({"model", "parameters", "download"} & set(plan_options))
 
 
 def _problems_of(check: Callable[[], None], problems: list[FieldProblem]) -> bool:
