@@ -376,3 +376,11 @@ class TestCost:
             run(operator(plan=PLAN, deferrable=True), workspace)
         _, kwargs = deferred.value.trigger.serialize()
         assert kwargs["usd_per_hour"] == self.USD_PER_HOUR
+
+
+def test_spec_job_and_plan_are_judged_together(workspace: FakeWorkspace) -> None:
+    asked = operator(spec={**LORA, "max_steps": -1}, job={"clustr": {}}, plan=PLAN, plan_options={"budget_usd": 5})
+    with pytest.raises(AirflowFailException) as caught:
+        run(asked, workspace)
+    said = [text for text in ("max_steps = -1", "job.clustr = {}", "plan_options = {") if text in str(caught.value)]
+    assert len(said) == 3, caught.value

@@ -272,7 +272,8 @@ def test_functions_that_cannot_travel(workspace: FakeWorkspace, options: dict[st
 
 def test_every_problem_is_told_at_once(workspace: FakeWorkspace) -> None:
     options = {"script": "none.py", "arguments": [None], "nodes": -1, "config_flags": "x", "environment": {"RANK": 1}}
-    with pytest.raises(AirflowFailException, match="5 problems"):
+    options["job"] = {"clustr": {}, "existing_cluster_id": "c"}
+    with pytest.raises(AirflowFailException, match="6 problems"):
         execute(operator_of(**options))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.requested import git_source, own_function, own_training
 
@@ -58,6 +58,7 @@ class OwnTrainingOperator(DurableRunOperator):
         own_training.require_counts(problems, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         if self.databricks_conn_id:
             own_training.require_cluster(self.job, problems)
+            tried(self.get_job_settings, problems)
         # Ranks cannot be counted where one of both is no number.
         ranks = None if problems else self.nodes * self.gpus_per_node
         places = own_training.places_of(self.code, problems)

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
-from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.handed_plan import AUTO, HandedPlan, read_object, read_plan
 from deepspeed_provider.hooks.platforms import platform_of
 from deepspeed_provider.operators import rendered
@@ -124,13 +124,17 @@ class TrainingJobOperator(DurableRunOperator):
 
     def _job(self, context: Context) -> Job:
         # Before anything is minted: what cannot run leaves no trace.
-        self._refuse_planning_in_vain()
+        self._refuse_what_cannot_run()
         if self.databricks_conn_id:
             self._choose_cluster(context)
         return super()._job(context)
 
-    def _refuse_planning_in_vain(self) -> None:
-        problems = []
+    def _refuse_what_cannot_run(self) -> None:
+        """Raises :class:`SpecError` with all that is wrong with what was given, as far as this machine can tell."""
+        problems: list[FieldProblem] = []
+        tried(self.get_spec, problems)
+        if self.databricks_conn_id:
+            tried(super().get_job_settings, problems)
         if self.plan != AUTO and self.plan_options:
             text, works = "are for planning, and nothing is planned here", "Give plan='auto', or leave them out."
             problems.append(FieldProblem(field="plan_options", value=self.plan_options, problem=text, suggestion=works))
