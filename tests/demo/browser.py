@@ -45,7 +45,7 @@ def trigger_form(page, url: str, path: Path) -> str:
     dialog = page.get_by_role("dialog")
     dialog.wait_for()
     texts = []
-    for section in ("Model and method", "Length and learning rate"):
+    for section in ("Model and method", "Length and learning rate", "Where it runs"):
         dialog.get_by_role("button", name=section).click()
         page.wait_for_timeout(1000)
         texts.append(dialog.inner_text())

@@ -146,7 +146,7 @@ def run_engines(scratch: Path, ranks: int) -> list[dict[str, Any]]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
@@ -183,7 +183,7 @@ def host(name: str) -> dict[str, int]:
 
 every_case = pytest.mark.parametrize("name", CASES)
 offloaded = pytest.mark.parametrize("name", [name for name in CASES if "offload" in name])
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @every_case
