@@ -140,7 +140,9 @@ def steps(of: list[Phase]) -> set[tuple[Phase, Phase]]:
 def test_only_steps_with_a_source_happen(scenario: Scenario) -> None:
     for name, of in phases(scenario).items():
         assert of[0] in FIRST, name
-        assert steps(of) <= set(TRANSITIONS), name
+        # A run that is overdue just between two of its tasks has nothing to stop.
+        between = {(Phase.RUNNING, Phase.ENDED)} if name == "run" and scenario.order.timeout_ms else set()
+        assert steps(of) <= set(TRANSITIONS) | between, name
         assert of[-1] is Phase.ENDED, name
 
 
