@@ -66,6 +66,7 @@ def test_accepted(params: dict[str, Any], field: str, value: Any) -> None:
         pytest.param({"max_steps": 5, "epochs": 1}, "epochs", "only one of max_steps and epochs", id="two lengths"),
         pytest.param({"method": "full", "lora_rank": 8}, "lora_rank", "only with method 'lora'", id="lora with full"),
         pytest.param({"data": "s3a://key:pw@b/x.jsonl"}, "data", "(hidden)", id="a password in an address"),
+        pytest.param({"model": "s3a://key:pw@b/model"}, "model", "(hidden)", id="a password in a model's address"),
         pytest.param({"data": "docstring"}, "data", "Did you mean 'docstrings'?", id="misspelt corpus"),
         pytest.param({"data": "s3://b/x.xlsx"}, "data", ".parquet", id="unknown format"),
         pytest.param(

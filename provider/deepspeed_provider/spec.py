@@ -244,7 +244,7 @@ def _nearest_bound(name: str, raw: Any) -> str:
 
 def _rule_problems(values: Mapping[str, Any]) -> Iterable[FieldProblem]:
     """Rules between fields. A rule whose fields did not parse is silent: they were reported already."""
-    for rule in (_length_rule, _lora_rule, _data_rule, _batch_rule):
+    for rule in (_length_rule, _lora_rule, _address_rule, _data_rule, _batch_rule):
         try:
             yield from rule(values)
         except KeyError:
@@ -280,10 +280,16 @@ def _lora_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
     ]
 
 
+def _address_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
+    return [
+        secret_problem(name, "AWS_SECRET_ACCESS_KEY") for name in ("model", "data") if looks_secret("", values[name])
+    ]
+
+
 def _data_rule(values: Mapping[str, Any]) -> list[FieldProblem]:
     data: str = values["data"]
     if looks_secret("", data):
-        return [secret_problem("data", "AWS_SECRET_ACCESS_KEY")]
+        return []  # told already, without showing it
     name = data.rstrip("/").rpartition("/")[2].lower().removesuffix(".gz")
     if data == DOCSTRINGS or name.endswith(DATA_SUFFIXES) or ("/" in data and "." not in name):
         return []

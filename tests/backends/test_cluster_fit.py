@@ -106,6 +106,12 @@ def test_what_does_not_fit_is_told_in_one_message(settings, look, asked, words):
         pytest.param(new(node_type_id="g5.12xlarge"), gone, {"gpus_per_node": 4}, id="as many GPUs as ranks"),
         pytest.param(new(node_type_id="of.tomorrow"), gone, {"gpus_per_node": 4}, id="a node type that is not known"),
         pytest.param(new(num_workers=2), gone, {"nodes": 2}, id="two nodes"),
+        pytest.param(
+            new(spark_version="16.4.x-scala2.12", docker_image={"url": "mine/deepspeed"}),
+            gone,
+            {},
+            id="an image of one's own",
+        ),
         pytest.param(new(num_workers=8), gone, {"use_gpu": False, "on_driver": True}, id="Spark has workers"),
         pytest.param(EXISTING, {"state": "RESIZING", "spark_version": ML_16}, {}, id="a state that passes"),
         pytest.param(EXISTING, {"state": "RUNNING"}, {"python": "3.12"}, id="a runtime that is not told"),

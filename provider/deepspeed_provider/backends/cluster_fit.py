@@ -55,8 +55,10 @@ def _runtime(
     request: RunRequest, cluster: Mapping[str, Any], place: str, cluster_id: str | None = None
 ) -> list[FieldProblem]:
     version = _version(cluster)
-    # Only the runtimes for machine learning hold DeepSpeed and the GPUs' libraries. One that is not told is not judged.
-    if version and request.use_gpu and "-gpu-ml-" not in version and not cluster.get("use_ml_runtime"):
+    # Only the runtimes for machine learning hold DeepSpeed and the GPUs' libraries, unless an image of the user's own
+    # does. One that is not told is not judged.
+    trains = "-gpu-ml-" in version or cluster.get("use_ml_runtime") or cluster.get("docker_image")
+    if version and request.use_gpu and not trains:
         works = f"Take a GPU runtime for machine learning, such as {default_runtime().spark_version}."
         problem = "is no GPU runtime for machine learning" if cluster_id is None else f"has the runtime {version}"
         return [FieldProblem(field=place, value=cluster_id or version, problem=problem, suggestion=works)]

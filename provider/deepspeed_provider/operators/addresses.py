@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepspeed_provider.backends.base import RunHandle
-from deepspeed_provider.links import CLUSTER_LOGS_URL_KEY, LINK_NAMES, MLFLOW_URL_KEY
+from deepspeed_provider.links import CLUSTER_LOGS_URL_KEY, DATABRICKS_RUN_URL_KEY, LINK_NAMES, MLFLOW_URL_KEY
 from deepspeed_provider.runs.record import RunRecord
 
 
@@ -40,7 +40,8 @@ class Addresses:
 
     def tell_logs(self, record: RunRecord) -> None:
         """Where the cluster's logs are, once there is a cluster."""
-        if CLUSTER_LOGS_URL_KEY not in self._told:
+        # Only a workspace has them; it is asked once more for each step of progress until it has told.
+        if DATABRICKS_RUN_URL_KEY in self._told and CLUSTER_LOGS_URL_KEY not in self._told:
             self._tell(self._on_cluster(record))
 
     def _tell(self, addresses: Mapping[str, str]) -> None:
