@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from crash.runs import Run
 from crash.stack import Stack
 
 VOLUME = "/Volumes/main/default/runs"
+CLUSTER = {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}
+JOB = json.dumps({"cluster": CLUSTER, "code_folder": "/Volumes/main/default/code"})
 
 
 class Place(Protocol):
@@ -76,7 +79,7 @@ class WorkspacePlace:
         self._executes = executes
 
     def trigger(self, mode: str, **conf: Any) -> Run:
-        return Run(self.stack, mode, databricks=self._conn_id, base_uri=VOLUME, **conf)
+        return Run(self.stack, mode, databricks=self._conn_id, job=JOB, base_uri=VOLUME, **conf)
 
     def runs(self, run: Run) -> list[WorkspaceRun]:
         """Those of one DAG run, in the order in which they were submitted."""

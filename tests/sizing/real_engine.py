@@ -35,6 +35,10 @@ from torch.utils._pytree import tree_leaves
 
 Counts = dict[str, int]
 
+# gloo's threads hold a collective's tensors a little longer than the collective takes; what they let go of in the
+# middle of a step would be missing from its peak.
+SETTLE_SECONDS = 0.2
+
 
 class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive, and the most there were; of the largest in double precision."""
@@ -167,6 +171,7 @@ class Observer:
         return observe
 
     def _reduction(self, call: Any) -> Any:
+        time.sleep(SETTLE_SECONDS)
         self.note("unreduced")
         live = LiveBytes()
         with live:
@@ -203,6 +208,7 @@ class Observer:
         self.counts["backward"] = {"double": max(known, live.largest_double)}
 
     def step(self) -> None:
+        time.sleep(SETTLE_SECONDS)
         self.note("kept")
         self.live = LiveBytes()
         with self.live:

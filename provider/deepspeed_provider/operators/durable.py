@@ -435,10 +435,10 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
             final: the task fails without a retry.
         """
         try:
-            self.read_templates()
             record = TaskStateRecordStore(context).load()
             if record is None or record.outcome is not None:
                 return
+            self.read_templates()
             if self._has_next_try(context) and not final:
                 self.log.warning("Run %s goes on; the next try attaches to it.", record.handle.token[:12])
                 return

@@ -14,7 +14,7 @@ from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.backends.databricks_jobs import DatabricksJobsBackend
 from deepspeed_provider.hooks.databricks import DatabricksWorkspaceHook
 from deepspeed_provider.operators.durable import DurableRunOperator
-from operators.workspace_task import CLUSTER, WatchedWire
+from operators.workspace_task import WatchedWire
 
 
 class WatchedStore:
@@ -43,7 +43,7 @@ class DoomedOperator(DurableRunOperator):
     template_fields = (*DurableRunOperator.template_fields, "folder", "deaths")
 
     def __init__(self, *, folder, deaths, **kwargs):
-        super().__init__(job={"cluster": CLUSTER}, **kwargs)
+        super().__init__(**kwargs)
         self.folder = folder
         self.deaths = deaths
         self._count = None
@@ -84,7 +84,7 @@ class DoomedOperator(DurableRunOperator):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-PARAMS = {"folder": "", "deaths": [], "databricks": "", "base_uri": ""}
+PARAMS = {"folder": "", "deaths": [], "databricks": "", "job": "", "base_uri": ""}
 
 for mode, deferrable in {"deferred": True, "blocking": False}.items():
     # Native, so that the deaths stay a list of numbers.
@@ -94,6 +94,7 @@ for mode, deferrable in {"deferred": True, "blocking": False}.items():
             folder="{{ params.folder }}",
             deaths="{{ params.deaths }}",
             databricks_conn_id="{{ params.databricks }}",
+            job="{{ params.job }}",
             base_uri="{{ params.base_uri }}",
             deferrable=deferrable,
             poll_interval=1,

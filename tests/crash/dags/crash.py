@@ -14,8 +14,6 @@ from deepspeed_provider.backends.base import RunRequest
 from deepspeed_provider.operators.durable import DurableRunOperator
 
 TRAINING = Path(__file__).parents[2] / "backends" / "trivial_training.py"
-CODE_FOLDER = "/Volumes/main/default/code"
-CLUSTER = {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}
 # Who is held waits to be killed.
 HELD_SECONDS = 120
 
@@ -88,7 +86,7 @@ COMMON = {
     "seconds": "{{ params.seconds }}",
     "hold": "{{ params.hold }}",
     "databricks_conn_id": "{{ params.databricks }}",
-    "job": {"cluster": CLUSTER, "code_folder": CODE_FOLDER},
+    "job": "{{ params.job }}",
     "base_uri": "{{ params.base_uri }}",
     "poll_interval": 2,
     "retries": 2,
@@ -103,7 +101,7 @@ MODES = {
     "deadline_blocking": {"deferrable": False, "timeout": timedelta(seconds=40)},
     "mapped": {"deferrable": True},
 }
-PARAMS = {"folder": "", "seconds": 5, "hold": "", "databricks": "", "base_uri": ""}
+PARAMS = {"folder": "", "seconds": 5, "hold": "", "databricks": "", "job": "", "base_uri": ""}
 
 for mode, settings in MODES.items():
     with DAG(f"crash_{mode}", schedule=None, params=PARAMS) as dag:
