@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from deepspeed_provider.operators.durable import DurableRunOperator
 from deepspeed_provider.retry_policy import FineTuneRetryPolicy
 from deepspeed_provider.testing import endings, faults
 from deepspeed_provider.testing.workspace import FakeWorkspace
@@ -294,6 +295,28 @@ def test_a_refused_submission_fails_at_once_with_its_reason(task: WorkspaceTask,
         task.run(deferrable=False)
     assert workspace.runs == []
     assert task.record["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param({"clusterr": {}}, id="a setting that is none"),
+        pytest.param('{"cluster": ', id="no JSON"),
+    ],
+)
+def test_settings_that_have_become_wrong_do_not_keep_a_run_from_being_stopped(
+    task: WorkspaceTask, deferrable: bool, job: Any
+) -> None:
+    """Somebody has edited the DAG meanwhile: the task fails without a retry, so nobody would watch the run."""
+    task.workspace.next_run(run_s=1e6, stop_s=60.0)
+    deferred_task(task)
+    operator = task.new_operator(deferrable=deferrable, job=job)
+    operator.get_backend = lambda: DurableRunOperator.get_backend(operator)
+    with pytest.raises(AirflowFailException, match="job"):
+        operator.execute(task.context())
+    (run,) = task.workspace.runs
+    assert run.cancels == 1
+    assert run.course(task.workspace.clock.now_ms).phase == "ENDED"
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "deferred", "running", None])

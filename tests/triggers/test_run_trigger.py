@@ -116,7 +116,7 @@ def test_odd_answers_are_forgiven_until_they_repeat() -> None:
     assert events(make_trigger(cluster)) == [{"status": "error", "state": None, "message": "RuntimeError: odd"}]
 
 
-def test_progress_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(*[RunState.RUNNING] * 6, RunState.SUCCEEDED)
     steps = iter([1, 1, 2, 2, 2, 3, 3])
 
@@ -126,10 +126,9 @@ def test_progress_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) ->
             cluster.files["mem://o/progress.json"] = json.dumps(progress)
 
     cluster.on_call = on_call
-    trigger, lines = make_trigger(cluster), []
-    trigger._log = logging.getLogger("trigger-under-test")
+    monkeypatch.setattr(DurableRunTrigger, "log", logging.getLogger("trigger-under-test"))
     with caplog.at_level(logging.INFO, logger="trigger-under-test"):
-        events(trigger)
+        events(make_trigger(cluster))
     lines = [record.getMessage() for record in caplog.records if "step" in record.getMessage()]
     assert lines == [f"training, step {step}/3, loss 1.5000, learning rate 0.0001" for step in (1, 2, 3)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,10 +34,10 @@ from deepspeed_provider.operators.worker_kill import (
     WorkerKill,
     judge_kill,
 )
-from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.bill import Bill, Meter
 from deepspeed_provider.runs.driver import RunDriver
 from deepspeed_provider.runs.job import Finished, Job, RunFailed, StillRunning, Tracker
+from deepspeed_provider.runs.progress import ProgressLog
 from deepspeed_provider.runs.record import OnClear, Outcome, RunRecord
 from deepspeed_provider.runs.tracking import MlflowTracker, NoTracker, without_credentials
 from deepspeed_provider.triggers.run import DurableRunTrigger
@@ -134,6 +135,7 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
         self._record: RunRecord | None = None
         self._tracker: Tracker = NoTracker()
         self._meter: Meter | None = None
+        self._progress: ProgressLog | None = None
         self._addresses: Addresses | None = None
         self._kill: WorkerKill | None = None
         self._killed = False
@@ -264,6 +266,7 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
         job, driver = self._job(context), self._make_driver(context)
         self._tracker = job.tracker
         self._meter = Meter(usd_per_hour=self.get_usd_per_hour(), clock=self.clock, log=self.log)
+        self._progress = ProgressLog(meter=self._meter, log=self.log)
         self._kill = WorkerKill(
             look=lambda: self.look_at_task(context),
             judge=lambda view: self._judge_kill(view, context),
@@ -335,25 +338,12 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
 
     def _wait(self, driver: RunDriver, record: RunRecord) -> None:
         """Blocking mode: shows progress and sleeps, in slices so that a kill is seen."""
-        self._show_progress(driver, record)
+        news = self._progress is not None and self._progress.tell(lambda: driver.backend, record.handle)
+        if news and self._addresses is not None:
+            self._addresses.tell_logs(record)
         end_s = self.clock() + self.poll_interval
         while (left_s := end_s - self.clock()) > 0 and not self._killed:
             self.sleep(min(1.0, left_s))
-
-    def _show_progress(self, driver: RunDriver, record: RunRecord) -> None:
-        try:
-            if self._meter is not None:
-                self._meter.tell_so_far(driver.backend, record.handle)
-            texts = driver.backend.read_texts(f"{record.handle.output_uri}/progress.json")
-        except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
-            self.log.debug("Progress cannot be read: %s", error)
-            return
-        progress = evidence.read_progress(texts.values())
-        if progress is not None and str(progress) != getattr(self, "_shown", None):
-            self._shown = str(progress)
-            self.log.info("%s", progress)
-            if self._addresses is not None:
-                self._addresses.tell_logs(record)
 
     def _defer(self, context: Context, tracker: Tracker, record: RunRecord, trigger_errors: int) -> NoReturn:
         self.defer(
@@ -438,11 +428,14 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
             record = TaskStateRecordStore(context).load()
             if record is None or record.outcome is not None:
                 return
-            self.read_templates()
             if self._has_next_try(context) and not final:
                 self.log.warning("Run %s goes on; the next try attaches to it.", record.handle.token[:12])
                 return
             self.log.warning("No try is left to watch run %s: cancelling it.", record.handle.token[:12])
+            # Only a submission needs these, and they may be what is wrong.
+            self.job = None
+            with suppress(SpecError):
+                self.read_templates()
             self._make_driver(context).abandon(self.get_tracker(context), record)
         except Exception as error:  # noqa: BLE001  (what brought us here is the error to report)
             self.log.error("The run is left unwatched: %s: %s", type(error).__name__, error)

@@ -13,8 +13,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunHandle, RunState, RunStatus, WithPages
 from deepspeed_provider.links import ClusterLogsLink
-from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.bill import Meter
+from deepspeed_provider.runs.progress import ProgressLog
 from deepspeed_provider.runs.record import Outcome
 from deepspeed_provider.runs.tracking import end_run
 from deepspeed_provider.triggers.task_states import TERMINAL_TASK_STATES, ask_task_states, state_of, states_query
@@ -85,9 +85,9 @@ class DurableRunTrigger(BaseTrigger):
         self._clock = clock
         self._jitter = jitter
         self._ended = False
-        self._shown: str | None = None
         self._told_logs = False
-        self._meter = Meter(usd_per_hour=usd_per_hour, clock=clock, log=self.log)
+        meter = Meter(usd_per_hour=usd_per_hour, clock=clock, log=self.log)
+        self._progress = ProgressLog(meter=meter, log=self.log)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -196,16 +196,7 @@ class DurableRunTrigger(BaseTrigger):
         return pause_s if self.deadline_s is None else max(0.0, min(pause_s, self.deadline_s - self._clock()))
 
     async def _show_progress(self, backend: Backend, handle: RunHandle) -> None:
-        await asyncio.to_thread(self._meter.tell_so_far, backend, handle)
-        try:
-            texts = await asyncio.to_thread(backend.read_texts, f"{handle.output_uri}/progress.json")
-        except Exception as error:  # noqa: BLE001  (progress is for people; the run does not depend on it)
-            self.log.debug("Progress cannot be read: %s", error)
-            return
-        progress = evidence.read_progress(texts.values())
-        if progress is not None and str(progress) != self._shown:
-            self._shown = str(progress)
-            self.log.info("%s", progress)
+        if await asyncio.to_thread(self._progress.tell, lambda: backend, handle):
             await self._tell_logs(backend, handle)
 
     async def _tell_logs(self, backend: Backend, handle: RunHandle) -> None:
