@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from deepspeed_provider.testing.workspace import TOKEN, FakeWorkspace
 
 CLUSTER = {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}
@@ -18,6 +19,11 @@ def task(key: str = "train", **more: Any) -> dict[str, Any]:
 
 def body(*tasks: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"tasks": list(tasks) or [task()], **more}
+
+
+def without(name: str) -> dict[str, Any]:
+    """A task without one of its fields."""
+    return {key: value for key, value in task().items() if key != name}
 
 
 class Asking:
@@ -61,3 +67,9 @@ def _json(response: httpx.Response) -> Any:
     if response.is_error:
         raise httpx.HTTPStatusError(response.text, request=response.request, response=response)
     return response.json()
+
+
+def refusal(error: pytest.ExceptionInfo[httpx.HTTPStatusError]) -> tuple[int, str]:
+    """Status and code that a request was refused with."""
+    response = error.value.response
+    return response.status_code, response.json()["error_code"]
