@@ -50,6 +50,14 @@ def fake_workspace(
             metavar="NAME", help=f"What the next run does; repeat it for the runs after. {', '.join(SCENARIOS)}."
         ),
     ] = None,
+    fault_share: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of requests that go wrong: lost, late, sent twice, or answered 429, 5xx or 401.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Serve a fake Databricks workspace until Ctrl-C, and tell of each request. Nothing trains in it."""
     words = scenario or []
@@ -59,9 +67,10 @@ def fake_workspace(
     ]
     if problems:
         _refuse(problems)
+    from deepspeed_provider.testing.faults import RandomFaults
     from deepspeed_provider.testing.workspace import FakeWorkspace
 
-    workspace = FakeWorkspace(cloud=cloud, speed=speed)
+    workspace = FakeWorkspace(cloud=cloud, speed=speed, faults=RandomFaults(fault_share))
     for word in words:
         workspace.next_run(SCENARIOS[word]())
     try:
@@ -73,6 +82,8 @@ def fake_workspace(
     console, told = Console(soft_wrap=True, highlight=False), 0
     try:
         _introduce(console, workspace, speed, words)
+        if fault_share:
+            console.print(f"About {fault_share:.0%} of all requests go wrong.\n")
         while True:
             told = _tell(console, workspace, told)
             time.sleep(LOOK_SECONDS)

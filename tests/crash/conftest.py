@@ -12,7 +12,7 @@ from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
 from deepspeed_provider.testing import faults
 from deepspeed_provider.testing.executing import ExecutingWorkspace
 from deepspeed_provider.testing.workspace import FakeWorkspace, behaviour
-from operators.chaos import SEED, RandomFaults, transport_faults
+from operators.chaos import FAULT_SHARE, SEED
 
 from crash.guardian import guarded
 from crash.places import Place, SparkConnectPlace, WorkspacePlace
@@ -23,7 +23,7 @@ SIDE_BY_SIDE = 4
 # Those of a task that is mapped over three, and of all other scenarios meanwhile.
 RANKS = 2 * (3 + SIDE_BY_SIDE - 1)
 FAULTY = "databricks_faulty"
-FAULTS = transport_faults(late_s=0.5, asks_s=1, asks_more_s=3)
+FAULTS = faults.every_kind(late_s=0.5, retry_after_s=1, long_retry_after_s=3)
 # A submission is carried out at once, and answered after so long: a worker can be killed in between.
 ANSWER_SECONDS = 3.0
 # What a played run takes, in real seconds.
@@ -48,7 +48,9 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
             EXECUTING: executing,
             AT_ONCE: FakeWorkspace(speed=1.0),
             PLAYED: FakeWorkspace(speed=1.0),
-            FAULTY: FakeWorkspace(speed=1.0, faults=RandomFaults(random.Random(SEED), FAULTS)),
+            FAULTY: FakeWorkspace(
+                speed=1.0, faults=faults.RandomFaults(FAULT_SHARE, kinds=FAULTS, chance=random.Random(SEED))
+            ),
         }
         workspaces[AT_ONCE].default_behaviour = behaviour(start_s=0, run_s=0.001, stop_s=0)
         workspaces[PLAYED].default_behaviour = behaviour(

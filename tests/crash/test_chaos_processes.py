@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from deepspeed_provider.testing.faults import RandomFaults
 from deepspeed_provider.testing.workspace import FakeWorkspace
-from operators.chaos import SEED, Ended, Fate, RandomFaults, course_of_a_run
+from operators.chaos import SEED, Ended, Fate, course_of_a_run
 
 from crash.conftest import FAULTY, Grounds
 from crash.places import WorkspacePlace

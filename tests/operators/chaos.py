@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from deepspeed_provider.testing import endings, faults
+from deepspeed_provider.testing import endings
 from deepspeed_provider.testing.run_json import Run
 from deepspeed_provider.testing.timeline import Behaviour, Course
 from deepspeed_provider.testing.workspace import behaviour
@@ -39,40 +38,6 @@ def course_of_a_run(chance: random.Random, *, second: float = 1.0) -> Behaviour:
         run_s=chance.uniform(0.0, 3600.0) * second,
         stop_s=30.0 * second,
     )
-
-
-def transport_faults(*, late_s: float, asks_s: int, asks_more_s: int) -> dict[str, faults.Fault]:
-    """By name; ``asks_s``, ``asks_more_s``: the patience that a 429 asks for."""
-    return {
-        "request lost": faults.lost_request(),
-        "answer lost": faults.lost_response(),
-        "connection reset": faults.reset_connection(),
-        "answered late": faults.late(late_s),
-        "sent twice": faults.sent_twice(),
-        "429 with a time": faults.too_many_requests(asks_s),
-        "429 with a long time": faults.too_many_requests(asks_more_s),
-        "429": faults.too_many_requests(None),
-        "503": faults.server_error(503),
-        "500 after the write": faults.server_error(500, after=True),
-        "401": faults.refused_token(401),
-    }
-
-
-class RandomFaults(faults.Faults):
-    """Nearly every third request goes wrong."""
-
-    def __init__(self, chance: random.Random, table: Mapping[str, faults.Fault]) -> None:
-        super().__init__()
-        self._chance = chance
-        self._table = table
-        self.taken: Counter[str] = Counter()
-
-    def take(self, method: str, path: str) -> faults.Fault | None:
-        if self._chance.random() >= FAULT_SHARE:
-            return None
-        name = self._chance.choice(list(self._table))
-        self.taken[name] += 1
-        return self._table[name]
 
 
 class Fate:

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from deepspeed_provider.testing.faults import RandomFaults, every_kind
 from deepspeed_provider.testing.workspace import FakeWorkspace
 
-from operators.chaos import SEED, Ended, Fate, RandomFaults, course_of_a_run, transport_faults
+from operators.chaos import FAULT_SHARE, SEED, Ended, Fate, course_of_a_run
 from operators.fake_task import Crash, crash_at
 from operators.workspace_task import WorkspaceTask
 
@@ -151,7 +152,9 @@ class Played:
 def play(shard: int) -> Played:
     """Some of the tasks, one after the other, on a workspace of their own."""
     chance, played = random.Random(f"{SEED}-{shard}"), Played()
-    faulty = RandomFaults(chance, transport_faults(late_s=0.001, asks_s=45, asks_more_s=240))
+    faulty = RandomFaults(
+        FAULT_SHARE, kinds=every_kind(late_s=0.001, retry_after_s=45, long_retry_after_s=240), chance=chance
+    )
     with FakeWorkspace(faults=faulty) as workspace:
         os.environ["AIRFLOW_CONN_DATABRICKS_DEFAULT"] = workspace.connection_json
         for number in range(shard, RUNS, SHARDS):

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -119,6 +119,18 @@ def test_it_serves_what_was_scripted_tells_of_each_request_and_ends_with_ctrl_c(
     assert len(re.findall(r"^\d\d:\d\d:\d\d  200  POST jobs/runs/submit$", rest, re.MULTILINE)) == 3
     assert rest.endswith("Stopped.\n")
     assert "Traceback" not in rest
+
+
+def test_requests_go_wrong_as_often_as_asked_for() -> None:
+    with serving("--fault-share", "1") as (process, said), client_of(said) as client:
+        for _ in range(3):
+            with suppress(httpx.TransportError):
+                client.get("/2.1/clusters/spark-versions", timeout=10)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(30) == 0
+    assert "About 100% of all requests go wrong." in rest
+    assert len(re.findall(r"^\d\d:\d\d:\d\d  \S+  GET clusters/spark-versions$", rest, re.MULTILINE)) == 3
 
 
 def ended(client: httpx.Client, run_id: int) -> dict[str, Any]:

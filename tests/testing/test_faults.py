@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import socket
 import threading
 import time
@@ -17,7 +18,9 @@ from databricks.sdk.errors import PermissionDenied
 from databricks.sdk.service.jobs import SubmitTask
 from deepspeed_provider.testing.faults import (
     Fault,
+    RandomFaults,
     could_not_acquire_lock,
+    every_kind,
     late,
     lost_request,
     lost_response,
@@ -244,3 +247,24 @@ def test_a_port_that_is_taken(workspace: FakeWorkspace) -> None:
 def test_it_is_started_once(workspace: FakeWorkspace) -> None:
     with pytest.raises(RuntimeError, match="running already"):
         workspace.start()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_share_of_all_requests_goes_wrong_in_every_way(share: float) -> None:
+    def drawn() -> tuple[list[Fault | None], RandomFaults]:
+        faults = RandomFaults(share, chance=random.Random(1))
+        return [faults.take("GET", GET) for _ in range(2000)], faults
+
+    found, faults = drawn()
+    wrong = [fault for fault in found if fault is not None]
+    assert len(wrong) == sum(faults.taken.values()) == pytest.approx(2000 * share, rel=0.1)
+    assert set(faults.taken) == (set(every_kind()) if share else set())
+    assert all(fault in every_kind().values() for fault in wrong)
+    assert drawn()[0] == found
+
+
+def test_planned_faults_come_first() -> None:
+    faults = RandomFaults(1.0, kinds={"503": server_error()})
+    faults.plan(lost_request(), path=SUBMIT)
+    assert [faults.take("POST", SUBMIT) for _ in range(2)] == [lost_request(), server_error()]
+    assert faults.taken == {"503": 1}

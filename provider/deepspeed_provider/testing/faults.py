@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import fnmatch
+import random
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,6 +92,24 @@ def late(seconds: float) -> Fault:
     return Fault(delay_s=seconds)
 
 
+def every_kind(*, late_s: float = 2.0, retry_after_s: int = 5, long_retry_after_s: int = 30) -> dict[str, Fault]:
+    """By name, all that passes when it is asked again; in real seconds."""
+    return {
+        "request lost": lost_request(),
+        "answer lost": lost_response(),
+        "connection reset": reset_connection(),
+        "answered late": late(late_s),
+        "sent twice": sent_twice(),
+        "429 with a time": too_many_requests(retry_after_s),
+        "429 with a long time": too_many_requests(long_retry_after_s),
+        "429": too_many_requests(None),
+        "503": server_error(503),
+        "500 after the write": server_error(500, after=True),
+        "401": refused_token(401),
+        "a 400 that passes": could_not_acquire_lock(),
+    }
+
+
 @dataclass
 class _Planned:
     method: str
@@ -135,3 +155,33 @@ class Faults:
                 planned.left -= 1
                 return planned.fault
         return None
+
+
+class RandomFaults(Faults):
+    """A share of all requests goes wrong, each in one way of several, beside what is planned.
+
+    Args:
+        share: from 0 to 1.
+        kinds: by name; default: ``every_kind()``.
+        chance: seeded, for the same faults again.
+
+    Attributes:
+        taken: how often each kind came.
+    """
+
+    def __init__(
+        self, share: float, *, kinds: Mapping[str, Fault] | None = None, chance: random.Random | None = None
+    ) -> None:
+        super().__init__()
+        self._share = share
+        self._kinds = every_kind() if kinds is None else kinds
+        self._chance = chance or random.Random()
+        self.taken: Counter[str] = Counter()
+
+    def take(self, method: str, path: str) -> Fault | None:
+        planned = super().take(method, path)
+        if planned is not None or self._chance.random() >= self._share:
+            return planned
+        name = self._chance.choice(list(self._kinds))
+        self.taken[name] += 1
+        return self._kinds[name]
