@@ -16,8 +16,16 @@ from deepspeed_provider.clusters.candidate import Candidate, Setup
 from deepspeed_provider.clusters.given import Fitted
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
-from deepspeed_provider.clusters.throughput import Throughput
-from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
+from deepspeed_provider.plan_texts import (
+    given_text,
+    grouped,
+    job_line,
+    machines_text,
+    miss_lines,
+    settings_text,
+    speed_text,
+    time_and_price,
+)
 from deepspeed_provider.requested.given import PlannedOnGiven
 from deepspeed_provider.requested.plan import Planned
 
@@ -45,24 +53,18 @@ def print_plan(console: Console, found: Planned, *, show_all: bool) -> None:
 
 def print_on_given(console: Console, found: PlannedOnGiven) -> None:
     """Everything that ``--json`` has but the configuration, which is for programs."""
-    plan, hardware = found.plan, found.plan.hardware
-    machines = f"{hardware.nodes} x {hardware.gpus_per_node} {hardware.gpu.name}"
+    plan, machines = found.plan, given_text(found.plan.hardware)
     console.print(Text(found.model, style="bold"))
     console.print(Text(job_line(plan.job)))
     if isinstance(plan.fitted, Fitted):
         console.print(Text(f"\nChosen for {machines}: {settings_text(plan.fitted)}", style="bold"))
-        console.print(Text(f"{_speed(plan.fitted.throughput)}, {_time_and_price(plan.fitted)}. It fills"))
+        console.print(Text(f"{speed_text(plan.fitted.throughput)}, {time_and_price(plan.fitted)}. It fills"))
         console.print(_memory(plan.fitted))
     else:
         console.print(Text(f"\nNothing fits {machines}.", style="bold red"))
         console.print(Text(f"Missing: {plan.fitted}."))
     print_list(console, "Assumptions", found.assumptions, "")
     print_list(console, "Warnings", plan.warnings, "yellow")
-
-
-def _time_and_price(found: Fitted) -> str:
-    hours = f"{found.hours:,.1f} h"
-    return hours if found.usd is None else f"{hours}, ${found.usd:,.2f} at ${found.usd_per_hour:,.2f} an hour"
 
 
 def _candidates(plan: GpuPlan, width: int) -> Table:
@@ -105,11 +107,7 @@ def _bare_table(title: str) -> Table:
 
 
 def _chosen(found: Candidate) -> str:
-    return f"Chosen: {machines_text(found)}, {_speed(found.throughput)}. It fills"
-
-
-def _speed(found: Throughput) -> str:
-    return f"{found.tokens_per_second:,.0f} tokens/s ({found.mfu:.0%} of the peak, bound by {found.bound_by})"
+    return f"Chosen: {machines_text(found)}, {speed_text(found.throughput)}. It fills"
 
 
 def _memory(found: Setup) -> Table:

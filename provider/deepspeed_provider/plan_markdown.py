@@ -8,10 +8,21 @@ from collections.abc import Iterable
 from typing import Final
 
 from deepspeed_provider.clusters.candidate import Candidate
+from deepspeed_provider.clusters.given import Fitted
 from deepspeed_provider.clusters.gpu_plan import GpuPlan
 from deepspeed_provider.clusters.job import Objective
 from deepspeed_provider.clusters.node_type import OWN_PRICE
-from deepspeed_provider.plan_texts import grouped, job_line, machines_text, miss_lines, settings_text
+from deepspeed_provider.plan_texts import (
+    given_text,
+    grouped,
+    job_line,
+    machines_text,
+    miss_lines,
+    settings_text,
+    speed_text,
+    time_and_price,
+)
+from deepspeed_provider.requested.given import PlannedOnGiven
 from deepspeed_provider.requested.plan import Planned
 
 GIB: Final = 2**30
@@ -33,6 +44,25 @@ def plan_markdown(found: Planned) -> str:
             _plain(job_line(plan.job)),
             *(_nothing(plan) if best is None else [_chosen(best), _table(plan)]),
             *_section(f"Not chosen: {len(plan.refused)} node types", map(": ".join, grouped(plan))),
+            *_section("Warnings", plan.warnings),
+            *_section("Assumptions", found.assumptions),
+        ]
+    )
+
+
+def given_markdown(found: PlannedOnGiven) -> str:
+    """Settings for hardware that is there, or what is missing, and what they rest on."""
+    plan, machines = found.plan, given_text(found.plan.hardware)
+    if isinstance(plan.fitted, Fitted):
+        speed = f"{speed_text(plan.fitted.throughput)}, {time_and_price(plan.fitted)}."
+        chosen = [f"**{_plain(machines)}: {_plain(settings_text(plan.fitted))}**", _plain(speed)]
+    else:
+        chosen = [f"**Nothing fits {_plain(machines)}.**", _plain(f"Missing: {plan.fitted}.")]
+    return "\n\n".join(
+        [
+            f"### {_plain(found.model)}",
+            _plain(job_line(plan.job)),
+            *chosen,
             *_section("Warnings", plan.warnings),
             *_section("Assumptions", found.assumptions),
         ]

@@ -7,9 +7,12 @@ import re
 from typing import Final
 
 from deepspeed_provider.clusters.candidate import Candidate, Setup, above_text, limit_text
+from deepspeed_provider.clusters.given import Fitted
 from deepspeed_provider.clusters.gpu_plan import GpuPlan, Refused
+from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Job
 from deepspeed_provider.clusters.reasons import OverLimits
+from deepspeed_provider.clusters.throughput import Throughput
 from deepspeed_provider.sizing.options import Method, Offload
 
 # Types named in one line of refusals.
@@ -40,6 +43,21 @@ def settings_text(found: Setup) -> str:
     recomputed = ", checkpointing" if options.gradient_checkpointing else ""
     batch = f"{options.micro_batch_size} x {options.gradient_accumulation_steps}"
     return f"{options.precision}, ZeRO {options.zero_stage}{moved}{recomputed}, micro-batch {batch}"
+
+
+def given_text(hardware: Hardware) -> str:
+    """Machines that are there."""
+    return f"{hardware.nodes} x {hardware.gpus_per_node} {hardware.gpu.name}"
+
+
+def speed_text(found: Throughput) -> str:
+    return f"{found.tokens_per_second:,.0f} tokens/s ({found.mfu:.0%} of the peak, bound by {found.bound_by})"
+
+
+def time_and_price(found: Fitted) -> str:
+    """Of the whole run."""
+    hours = f"{found.hours:,.1f} h"
+    return hours if found.usd is None else f"{hours}, ${found.usd:,.2f} at ${found.usd_per_hour:,.2f} an hour"
 
 
 def miss_lines(plan: GpuPlan) -> list[str]:

@@ -104,6 +104,46 @@ class TestWhatItReturns:
         assert run(parameters="7B", tokens="1M")[0]["model"] == "7,000,000,000 parameters"
 
 
+class TestHardwareThatIsThere:
+    ASKED: ClassVar = {"model": "llama-2-7b-hf", "method": "lora", "tokens": "50M"}
+    EIGHT: ClassVar = {"gpu": "A100-80GB", "gpus_per_node": 8, "nodes": 2, "ram_gib": "1000", "usd_per_hour": 40.5}
+    WORDS = (
+        *("--model", "llama-2-7b-hf", "--method", "lora", "--tokens", "50M", "--gpu", "A100-80GB"),
+        *("--gpus-per-node", "8", "--nodes", "2", "--ram-gib", "1000", "--usd-per-hour", "40.5"),
+    )
+
+    @pytest.mark.parametrize("form", [dict, json.dumps], ids=["mapping", "JSON text"])
+    def test_it_is_what_the_command_line_prints(self, form: Any) -> None:
+        returned, markdown = run(**self.ASKED, hardware=form({**self.EIGHT, "nvme_gib": ""}))
+        assert returned == printed(*self.WORDS)
+        assert "**2 x 8 A100-80GB: bf16, ZeRO " in markdown
+        assert " h, $" in markdown
+        assert "- No node has an NVMe drive for offload" in markdown
+
+    def test_params_of_a_form(self) -> None:
+        params = {"gpu": "A100-80GB", "gpus": 8}
+        asked = {"gpu": "{{ params.gpu }}", "gpus_per_node": "{{ params.gpus }}"}
+        assert run(params, **self.ASKED, hardware=asked)[0]["chosen"]["settings"]["gpus_per_node"] == 8
+
+    def test_it_is_too_small(self) -> None:
+        with pytest.raises(AirflowFailException, match=r"does not fit 1 x 1 T4\. Missing: ") as caught:
+            run(**{**self.ASKED, "method": "full"}, hardware={"gpu": "T4", "gpus_per_node": 1})
+        assert "**Nothing fits 1 x 1 T4.**" in caught.value.markdown  # type: ignore[attr-defined]
+
+    def test_all_problems_at_once(self) -> None:
+        wrong = {**self.EIGHT, "gpus": 8, "nodes": 0}
+        with pytest.raises(AirflowFailException) as caught:
+            run(**self.ASKED, hardware=wrong, cloud="aws", databricks_conn_id="mine", options={"lora_rnk": 8})
+        for text in (
+            "hardware.gpus = 8: there is no such option. Did you mean 'gpu'?",
+            "hardware.nodes = 0: should be a whole number from 1",
+            "cloud = 'aws': is for machines that are yet to be chosen",
+            "databricks_conn_id = 'mine': is for machines that are yet to be chosen",
+            "lora_rnk = 8: there is no such option. Did you mean 'lora_rank'?",
+        ):
+            assert text in str(caught.value)
+
+
 class TestLooseValues:
     NAMES = ("model", "method", "tokens", "cloud", "region", "node_type", "spot", "budget_usd", "top", "catalog")
 

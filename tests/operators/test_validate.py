@@ -17,6 +17,7 @@ from operators.test_finetune_handover import gpu_plan
 SPEC = {"model": "llama-2-7b-hf", "method": "lora", "max_steps": 3, "sequence_length": 1024}
 PLAN = gpu_plan(method="lora", node_type=["g5.12xlarge"], max_nodes=1)
 BASE = "/Volumes/main/default/runs"
+HARDWARE = {"gpu": "A10G", "gpus_per_node": 1}
 OWN = {"cluster": {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}}
 
 
@@ -37,6 +38,11 @@ def validate(params: dict[str, Any] | None = None, **options: Any) -> dict[str, 
     [
         pytest.param(
             {"plan": "auto"}, "plans when it starts, for what the workspace of 'databricks_default'", id="auto"
+        ),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"hardware": HARDWARE}, "job": OWN},
+            "plans when it starts, for the hardware {'gpu': 'A10G'",
+            id="auto on a cluster of one's own",
         ),
         pytest.param({"plan": "Auto "}, "plans when it starts", id="auto, however it is written"),
         pytest.param({"plan": PLAN}, "1 machine with 4 GPUs", id="a plan"),
@@ -76,6 +82,11 @@ def test_what_will_run_is_told_without_asking_the_workspace(
         ),
         pytest.param({"base_uri": "s3://b/runs", "plan": "auto"}, ["job has no code_folder"], id="unread storage"),
         pytest.param({}, ["job = None: names no cluster, and there is no plan"], id="no cluster"),
+        pytest.param(
+            {"plan": "auto", "plan_options": json.dumps({"hardware": HARDWARE})},
+            ["plan_options.hardware = {'gpu': 'A10G', 'gpus_per_node': 1}: is of a cluster that is there"],
+            id="hardware of no cluster",
+        ),
         pytest.param({"job": OWN, "plan": "auto"}, ["plan = 'auto': chooses a cluster, and job names one"], id="two"),
         pytest.param(
             {"job": {"clustre": 1, **OWN}}, ["job.clustre = 1: is no setting of a job"], id="a setting of no job"
@@ -112,7 +123,8 @@ def test_a_preparation_alone_needs_no_cluster_for_ranks(workspace: FakeWorkspace
 
 def test_planning_needs_a_workspace() -> None:
     with pytest.raises(AirflowFailException, match="asks a workspace what it has, and none is named"):
-        validate(databricks_conn_id="", plan="auto")
+        validate(databricks_conn_id="", base_uri="", plan="auto")
+    assert validate(databricks_conn_id="", base_uri="", plan="auto", plan_options={"hardware": HARDWARE})
 
 
 def test_a_name_in_the_registry_needs_a_server(workspace: FakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.handed_plan import AUTO, HandedPlan
+from deepspeed_provider.handed_plan import AUTO, HandedPlan, read_plan
 from deepspeed_provider.operators.training_job import UNSPLIT, TrainingJobOperator
 from deepspeed_provider.planning import Hardware, Plan, evaluation_plan, finetune_plan
 from deepspeed_provider.runs.tracking import SharedTracker
@@ -84,9 +84,19 @@ class DeepSpeedEvaluateOperator(TrainingJobOperator):
         self.finetuned = finetuned
 
     def get_given_plan(self) -> Mapping[str, Any] | str | None:
-        given = super().get_given_plan()
-        tuned = None if isinstance(self.finetuned, str) else self.finetuned.get("plan")
+        given, tuned = super().get_given_plan(), self._tuned_plan
         return tuned if tuned is not None and given in (None, AUTO) else given
+
+    @property
+    def _tuned_plan(self) -> Mapping[str, Any] | None:
+        """By which the fine-tune's cluster was made, or its settings for machines that are there."""
+        return None if isinstance(self.finetuned, str) else self.finetuned.get("plan")
+
+    def _plan_on_given(self, context: Context) -> HandedPlan | None:
+        tuned = self._tuned_plan
+        if tuned is not None and tuned is self.get_given_plan() and not tuned.get("cluster"):
+            return read_plan(tuned)
+        return super()._plan_on_given(context)
 
     def spec_on(self, plan: HandedPlan) -> FineTuneSpec:
         # Nothing steps here: there is a batch for each rank, and none over all.

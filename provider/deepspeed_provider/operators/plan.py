@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from deepspeed_provider.errors import FieldProblem, SpecError
+from deepspeed_provider.handed_plan import read_object
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from deepspeed_provider.clusters.workspace import WorkspaceOffers
+    from deepspeed_provider.requested.model_source import ModelSource
 
 MARKDOWN_KEY = "markdown"
 # As which a template renders a Param that is empty.
 NOT_GIVEN = ("", "none", "null")
+HARDWARE_WORKS = "Give {'gpu': 'A100-80GB', 'gpus_per_node': 8}."
 
 
 class GpuPlanOperator(BaseOperator):
@@ -37,6 +41,9 @@ class GpuPlanOperator(BaseOperator):
     :param tokens: of the whole run, padding included; ``50M`` works. Or ``rows``: sequences of the whole run.
     :param options: other options of the training by their names on the command line, with underscores:
         ``lora_rank``, ``attention``, ``optimizer``, ...
+    :param hardware: machines that are there, of an existing cluster or behind a Spark Connect server: a mapping of
+        ``gpu`` and ``gpus_per_node``, and where known ``nodes``, ``ram_gib``, ``nvme_gib``, ``interconnect_gbps``,
+        ``usd_per_hour``. Then only settings are chosen, and what is for a choice of machines is refused.
     :param node_type: only these, by ids or by how ids begin: a list, or names separated by commas.
     :param catalog: rows and prices of your own over the catalogue's: a list of mappings, or the path of a CSV or JSON
         file.
@@ -64,7 +71,7 @@ class GpuPlanOperator(BaseOperator):
         *("log_volume", "tags", "policy_id", "instance_pool_id", "driver_instance_pool_id"),
         *("single_user_name", "script_folder", "model_cache_volume", "spark_version"),
         *("objective", "max_usd_per_hour", "budget_usd", "deadline_hours", "top"),
-        "databricks_conn_id",
+        *("hardware", "databricks_conn_id"),
     )
     ui_color = "#e6f2e6"
 
@@ -79,6 +86,7 @@ class GpuPlanOperator(BaseOperator):
         tokens: int | str | None = None,
         rows: int | str | None = None,
         effective_batch_size: int | str | None = None,
+        hardware: Mapping[str, Any] | str | None = None,
         cloud: str | None = None,
         region: str | None = None,
         node_type: str | Sequence[str] | None = None,
@@ -115,6 +123,7 @@ class GpuPlanOperator(BaseOperator):
         self.tokens = tokens
         self.rows = rows
         self.effective_batch_size = effective_batch_size
+        self.hardware = hardware
         self.cloud = cloud
         self.region = region
         self.node_type = node_type
@@ -172,31 +181,68 @@ def plan_in_task(
 ) -> dict[str, Any]:
     """The plan as JSON; shown as Markdown in the log and under the key ``markdown``.
 
-    ``request``: options by their names; what is blank is not given. Raises SpecError for what cannot be used,
-    AirflowFailException where nothing fits or the workspace refuses, AirflowException where it does not answer.
+    ``request``: options by their names, with ``hardware`` where that is there; what is blank is not given. Raises
+    SpecError for what cannot be used, AirflowFailException where nothing fits or the workspace refuses,
+    AirflowException where it does not answer.
     """
-    from deepspeed_provider.clusters.cluster_body import RunIdentity
-    from deepspeed_provider.plan_markdown import plan_markdown
-    from deepspeed_provider.plan_texts import miss_lines
     from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
-    from deepspeed_provider.requested.plan import planned, planned_as_json
 
     given = {name: value for name, value in request.items() if not is_blank(value)}
     if isinstance(given.get("node_type"), str):
         given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
-    instance = context["ti"]
+    source = ModelSource(fetch=hub_fetch() if download else None)
+    hardware = given.pop("hardware", None)
+    if hardware is None:
+        shown = _chosen_in_task(given, source, context["ti"], databricks_conn_id)
+    else:
+        asked = {**given, "databricks_conn_id": databricks_conn_id}
+        shown = _on_given_in_task(asked, read_object(hardware, "hardware", HARDWARE_WORKS), source)
+    log.info("%s", shown.markdown)
+    # A plan that found nothing is shown too: it says why.
+    context["ti"].xcom_push(key=MARKDOWN_KEY, value=shown.markdown)
+    if shown.miss:
+        raise AirflowFailException("\n".join(shown.miss))
+    # Plain JSON, as another process would read it from the command line.
+    content: dict[str, Any] = json.loads(json.dumps(shown.content, allow_nan=False))
+    return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """A plan for people and for programs; ``miss``: why there is none."""
+
+    markdown: str
+    content: Mapping[str, Any]
+    miss: Sequence[str]
+
+
+def _chosen_in_task(
+    given: Mapping[str, Any], source: ModelSource, instance: Any, databricks_conn_id: str | None
+) -> _Shown:
+    from deepspeed_provider.clusters.cluster_body import RunIdentity
+    from deepspeed_provider.plan_markdown import plan_markdown
+    from deepspeed_provider.plan_texts import miss_lines
+    from deepspeed_provider.requested.plan import planned, planned_as_json
+
     run = RunIdentity(dag_id=instance.dag_id, run_id=instance.run_id, task_id=instance.task_id)
     offers = None if databricks_conn_id is None else offers_in_task(databricks_conn_id)
-    found = planned(given, ModelSource(fetch=hub_fetch() if download else None), run, offers)
-    markdown = plan_markdown(found)
-    log.info("%s", markdown)
-    # A plan that found nothing is shown too: it says why.
-    instance.xcom_push(key=MARKDOWN_KEY, value=markdown)
-    if found.plan.choice.best is None:
-        raise AirflowFailException("\n".join([f"Nothing fits {found.model}.", *miss_lines(found.plan)]))
-    # Plain JSON, as another process would read it from the command line.
-    content: dict[str, Any] = json.loads(json.dumps(planned_as_json(found), allow_nan=False))
-    return content
+    found = planned(given, source, run, offers)
+    nothing = found.plan.choice.best is None
+    miss = [f"Nothing fits {found.model}.", *miss_lines(found.plan)] if nothing else []
+    return _Shown(markdown=plan_markdown(found), content=planned_as_json(found), miss=miss)
+
+
+def _on_given_in_task(given: Mapping[str, Any], hardware: Mapping[str, Any], source: ModelSource) -> _Shown:
+    from deepspeed_provider.clusters.needs import Shortage
+    from deepspeed_provider.plan_markdown import given_markdown
+    from deepspeed_provider.plan_texts import given_text
+    from deepspeed_provider.requested.given import planned_on_given_as_json, planned_on_hardware
+
+    described = {name: value for name, value in hardware.items() if not is_blank(value)}
+    found = planned_on_hardware(given, described, source)
+    short = found.plan.fitted if isinstance(found.plan.fitted, Shortage) else None
+    miss = [f"{found.model} does not fit {given_text(found.plan.hardware)}. Missing: {short}."] if short else []
+    return _Shown(markdown=given_markdown(found), content=planned_on_given_as_json(found), miss=miss)
 
 
 def offers_in_task(databricks_conn_id: str) -> WorkspaceOffers:

@@ -33,7 +33,8 @@ def require_cluster(job: Mapping[str, Any] | None, plan: object) -> None:
         raise SpecError.of("job", job, text, works)
     if own is not None and plan == AUTO:
         text = f"chooses a cluster, and job names one ({own})"
-        raise SpecError.of("plan", plan, text, "Leave one of them out.")
+        works = "Leave one of them out, or say as plan_options={'hardware': …} what that cluster has."
+        raise SpecError.of("plan", plan, text, works)
 
 
 def require_trainable(plan: HandedPlan) -> None:

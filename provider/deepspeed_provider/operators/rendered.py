@@ -45,6 +45,11 @@ def plan(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else value
 
 
+def plan_options(value: Any) -> dict[str, Any] | None:
+    """The argument ``plan_options``, also as JSON. Raises :class:`SpecError`."""
+    return None if is_blank(value) else read_object(value, "plan_options", "Give {'budget_usd': 50}.")
+
+
 def switch(name: str, value: bool | str | None) -> bool:
     """True or false, also as a word; nothing is false. Raises :class:`SpecError`."""
     if is_blank(value):

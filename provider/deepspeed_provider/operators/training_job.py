@@ -47,10 +47,11 @@ class TrainingJobOperator(DurableRunOperator):
     :param spec: a mapping of ``FineTuneSpec``'s fields, or one of its objects.
     :param dataset: what ``PrepareDatasetOperator`` returned, or the URI of such a folder.
     :param plan: what ``GpuPlanOperator`` returned, also as JSON. Or ``auto``: the task plans by itself, as that
-        operator does, for what the workspace has now; a run that is taken up again keeps its plan.
+        operator does, for what the workspace has now; a run that is taken up again keeps its plan. Over Spark Connect
+        and on a cluster of your own it plans for the ``hardware`` of ``plan_options``.
     :param plan_options: of that planning, by the parameters of ``GpuPlanOperator``: ``budget_usd``,
-        ``single_user_name``, ``node_type``, …; also ``model`` or ``parameters`` where the spec's model is a folder that
-        this machine does not read, ``rows`` for a data set that is not described, and ``download``.
+        ``single_user_name``, ``node_type``, ``hardware``, …; also ``model`` or ``parameters`` where the spec's model is
+        a folder that this machine does not read, ``rows`` for a data set that is not described, and ``download``.
     :param nodes: machines that the spec's ranks are shared by.
     :param use_gpu: train on GPUs; False trains on CPU.
     """
@@ -86,6 +87,7 @@ class TrainingJobOperator(DurableRunOperator):
         super().read_templates()
         self.use_gpu = rendered.switch("use_gpu", self.use_gpu)
         self.plan = rendered.plan(self.plan)
+        self.plan_options = rendered.plan_options(self.plan_options)
 
     def get_hardware(self, spec: FineTuneSpec) -> Hardware:
         """The machines that the run will find."""
@@ -125,6 +127,7 @@ class TrainingJobOperator(DurableRunOperator):
     def _job(self, context: Context) -> Job:
         # Before anything is minted: what cannot run leaves no trace.
         self._refuse_what_cannot_run()
+        self._handed = self._plan_on_given(context)
         if self.databricks_conn_id:
             self._choose_cluster(context)
         return super()._job(context)
@@ -138,18 +141,21 @@ class TrainingJobOperator(DurableRunOperator):
         if self.plan != AUTO and self.plan_options:
             text, works = "are for planning, and nothing is planned here", "Give plan='auto', or leave them out."
             problems.append(FieldProblem(field="plan_options", value=self.plan_options, problem=text, suggestion=works))
-        if self.plan == AUTO and not self.databricks_conn_id:
-            text = "asks a workspace what it has, and none is named"
-            works = "Give databricks_conn_id, or leave the plan out: settings then follow the hardware."
-            problems.append(FieldProblem(field="plan", value=AUTO, problem=text, suggestion=works))
+        if self.plan == AUTO:
+            problems += problems_of_auto(self.plan_options, self.databricks_conn_id, self.job)
         if problems:
             raise SpecError(problems)
+
+    def _plan_on_given(self, context: Context) -> HandedPlan | None:
+        """The plan for machines that are there, where the task makes it by itself."""
+        is_described = self.get_given_plan() == AUTO and hardware_of(self.plan_options)
+        return self._auto_plan(context) if is_described else None
 
     def _choose_cluster(self, context: Context) -> None:
         from deepspeed_provider.clusters.cluster_body import RunIdentity
         from deepspeed_provider.operators import planned_cluster
 
-        settings, given = super().get_job_settings(), self.get_given_plan()
+        settings, given = super().get_job_settings(), self._handed or self.get_given_plan()
         planned_cluster.require_cluster(self.job, given)
         if planned_cluster.own_cluster(self.job) is None:
             self._handed = self._auto_plan(context) if given == AUTO else read_plan(given)
@@ -171,7 +177,7 @@ class TrainingJobOperator(DurableRunOperator):
         kept = store.get(PLAN_KEY)
         if kept is not None and record is not None and record.outcome is None:
             return read_plan(kept)
-        options = read_object(self.plan_options or {}, "plan_options", "Give {'budget_usd': 50}.")
+        options = dict(self.plan_options or {})
         download = bool(options.pop("download", False))
         request = {**request_for(self.get_spec(ranks=1, **UNSPLIT), self.dataset), **options}
         if not {"rows", "tokens"} & set(request):
@@ -180,11 +186,10 @@ class TrainingJobOperator(DurableRunOperator):
             raise SpecError.of("max_steps", None, text, works)
         if "parameters" in options:
             request.pop("model")
-        elif "model" not in options and (folder := path_of(request["model"])) is not None:
+        elif self.databricks_conn_id and "model" not in options and (folder := path_of(request["model"])) is not None:
             request["model"] = self._config_in_workspace(folder)
-        found = read_plan(
-            plan_in_task(request, context, self.log, databricks_conn_id=self.databricks_conn_id, download=download)
-        )
+        workspace = None if hardware_of(options) else self.databricks_conn_id
+        found = read_plan(plan_in_task(request, context, self.log, databricks_conn_id=workspace, download=download))
         store.set(PLAN_KEY, found.to_json())
         return found
 
@@ -237,3 +242,29 @@ class TrainingJobOperator(DurableRunOperator):
             use_gpu=hardware.use_gpu,
             deepspeed_config=training.deepspeed_config or None,
         )
+
+
+def hardware_of(plan_options: Any) -> Any:
+    """What the options of a plan say of machines that are there; None where they are yet to be chosen."""
+    found = plan_options.get("hardware") if isinstance(plan_options, Mapping) else None
+    return None if is_blank(found) else found
+
+
+def problems_of_auto(
+    plan_options: Mapping[str, Any] | None, databricks_conn_id: str | None, job: Mapping[str, Any] | None
+) -> list[FieldProblem]:
+    """Of a plan of the task's own: there is nothing that it could be for, or no cluster that has such machines."""
+    from deepspeed_provider.operators.planned_cluster import own_cluster
+
+    hardware, workspace = hardware_of(plan_options), bool(databricks_conn_id)
+    if hardware is None and not workspace:
+        text = "asks a workspace what it has, and none is named"
+        works = (
+            "Give databricks_conn_id, or the machines as plan_options={'hardware': {'gpu': 'A100-80GB', "
+            "'gpus_per_node': 8}}, or leave the plan out: settings then follow the hardware."
+        )
+        return [FieldProblem(field="plan", value=AUTO, problem=text, suggestion=works)]
+    if hardware is not None and workspace and own_cluster(job) is None:
+        text, works = "is of a cluster that is there, and job names none", "Give job={'existing_cluster_id': …}."
+        return [FieldProblem(field="plan_options.hardware", value=hardware, problem=text, suggestion=works)]
+    return []

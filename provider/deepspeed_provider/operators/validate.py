@@ -19,7 +19,7 @@ from deepspeed_provider.hooks.platforms import platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators import rendered
 from deepspeed_provider.operators.durable import TRACKING_VARIABLE
-from deepspeed_provider.operators.training_job import UNSPLIT
+from deepspeed_provider.operators.training_job import UNSPLIT, hardware_of, problems_of_auto
 from deepspeed_provider.params import HARDWARE, PLACE
 from deepspeed_provider.planning import plan
 from deepspeed_provider.requested.model_source import ModelSource
@@ -102,6 +102,7 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         self.plan = rendered.plan(self.plan)
         found: list[FieldProblem] = []
         self.job = tried(lambda: rendered.job(self.job), found)
+        self.plan_options = tried(lambda: rendered.plan_options(self.plan_options), found)
         self.use_gpu = bool(tried(lambda: rendered.switch("use_gpu", self.use_gpu), found))
         if found:
             raise SpecError(found)
@@ -121,8 +122,7 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         """A connection that was forgotten must not let the run go elsewhere."""
         found: list[FieldProblem] = []
         if self.plan == AUTO:
-            works = "Give databricks_conn_id, or leave the plan out: settings then follow the hardware."
-            found += SpecError.of("plan", AUTO, "asks a workspace what it has, and none is named", works).problems
+            found += problems_of_auto(self.plan_options, None, self.job)
         if self.job:
             found += rendered.job_without_workspace(self.job).problems
         if (self.base_uri or "").startswith(VOLUMES):
@@ -146,7 +146,8 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
             works = "Set it where tasks run, to 'databricks' for a workspace's own, or leave the name empty."
             raise SpecError.of("registered_model_name", name, text, works)
         # A folder of the workspace is read when it is planned.
-        if self.plan == AUTO and path_of(spec.model) is None and not _tells_model(self.plan_options):
+        in_workspace = bool(self.databricks_conn_id) and path_of(spec.model) is not None
+        if self.plan == AUTO and not in_workspace and not _tells_model(self.plan_options):
             ModelSource().model(spec.model)
 
     def _require_folder(self) -> None:
@@ -163,8 +164,11 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         from deepspeed_provider.operators import planned_cluster
 
         job_settings({"code_folder": "", **(self.job or {})})
-        if self.trains:
+        is_described = self.plan == AUTO and hardware_of(self.plan_options) is not None
+        if self.trains and not is_described:
             planned_cluster.require_cluster(self.job, self.plan)
+        elif self.trains and (problems := problems_of_auto(self.plan_options, self.databricks_conn_id, self.job)):
+            raise SpecError(problems)
 
     def _require_plan(self) -> None:
         from deepspeed_provider.operators import planned_cluster
@@ -180,8 +184,10 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         if not self.trains:
             return ()
         if self.plan == AUTO:
-            where = f"the workspace of {self.databricks_conn_id!r}"
-            return (f"The fine-tune plans when it starts, for what {where} has then; its ranks follow that plan.",)
+            has = f"what the workspace of {self.databricks_conn_id!r} has then"
+            hardware = hardware_of(self.plan_options)
+            where = has if hardware is None else f"the hardware {hardware}"
+            return (f"The fine-tune plans when it starts, for {where}; its ranks follow that plan.",)
         if self.plan is not None and self.databricks_conn_id and planned_cluster.own_cluster(self.job) is None:
             handed = read_plan(self.plan)
             changed = {**spec.to_params(), **UNSPLIT, "ranks": handed.hardware.ranks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from deepspeed_provider.clusters.given_plan import GivenPlan, given_plan
@@ -15,7 +15,7 @@ from deepspeed_provider.clusters.wire import given_plan_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS
 from deepspeed_provider.requested.model_source import ModelSource
-from deepspeed_provider.requested.plan import asked_job, training_as_json
+from deepspeed_provider.requested.plan import KEYS, asked_job, training_as_json, unknown_option
 
 GIVEN_OPTIONS: Final = ("gpu", "gpus_per_node", "nodes", "ram_gib", "nvme_gib", "interconnect_gbps", "usd_per_hour")
 # What only a search among node types asks for.
@@ -26,6 +26,8 @@ SEARCH_OPTIONS: Final = (
     *CLUSTER_OPTIONS,
     *("top", "all"),
 )
+# Of a workspace that is asked what it has.
+CONNECTION: Final = "databricks_conn_id"
 MOST_GPUS_PER_NODE: Final = 64
 MOST_NODES: Final = 1024
 # Beyond all machines there are.
@@ -64,6 +66,25 @@ def planned_on_given(values: Mapping[str, Any], source: ModelSource) -> PlannedO
     return PlannedOnGiven(model=asked.model, plan=plan, assumptions=assumptions)
 
 
+def planned_on_hardware(values: Mapping[str, Any], hardware: Mapping[str, Any], source: ModelSource) -> PlannedOnGiven:
+    """As :func:`planned_on_given`, for a DAG: ``hardware`` stands apart, and what is no option is a problem too."""
+    given = {name: value for name, value in values.items() if value is not None}
+    problems = [
+        _of_a_search(name, value) if name == CONNECTION else unknown_option(name, value, KEYS)
+        for name, value in given.items()
+        if name not in (*KEYS, *SEARCH_OPTIONS)
+    ]
+    problems += [
+        unknown_option(name, value, GIVEN_OPTIONS) for name, value in hardware.items() if name not in GIVEN_OPTIONS
+    ]
+    described = {name: hardware.get(name) for name in GIVEN_OPTIONS}
+    found = tried(lambda: planned_on_given({**given, **described}, source), problems)
+    if problems or found is None:
+        ours = (*GIVEN_OPTIONS, *hardware)
+        raise SpecError([replace(one, field=f"hardware.{one.field}") if one.field in ours else one for one in problems])
+    return found
+
+
 def planned_on_given_as_json(found: PlannedOnGiven) -> dict[str, Any]:
     """What ``plan --json`` prints: the plan with its model and method."""
     return {
@@ -80,7 +101,7 @@ def _of_a_search(name: str, value: object) -> FieldProblem:
         field=name,
         value=None if value is True else value,
         problem="is for machines that are yet to be chosen, and the hardware is given",
-        suggestion="Leave it out, or leave out --gpu and what describes the hardware.",
+        suggestion="Leave it out, or leave out what describes the hardware.",
     )
 
 

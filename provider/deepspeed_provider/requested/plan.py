@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -81,7 +81,7 @@ def planned(
     ``workspace_node_types`` are paths, or what stands in such files. Raises :class:`SpecError` with all problems.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    problems = [_unknown(name, value) for name, value in given.items() if name not in KEYS]
+    problems = [unknown_option(name, value, KEYS) for name, value in given.items() if name not in KEYS]
     asked = tried(lambda: asked_job(given, source), problems)
     top = tried(lambda: _whole(given, "top", 10, most=MOST_ROWS), problems)
     objective = tried(lambda: _chosen(given, "objective", Objective), problems) or Objective.COST
@@ -149,8 +149,8 @@ def training_as_json(model: str, job: Job) -> dict[str, Any]:
     }
 
 
-def _unknown(name: str, value: object) -> FieldProblem:
-    works = did_you_mean(name, KEYS)
+def unknown_option(name: str, value: object, known: Iterable[str]) -> FieldProblem:
+    works = did_you_mean(name, known)
     return FieldProblem(field=name, value=value, problem="there is no such option", suggestion=works)
 
 
