@@ -118,6 +118,7 @@ def test_on_a_cluster_of_ones_own_it_costs_what_was_said(workspace: FakeWorkspac
             ["llama-2-7b-hf does not fit 1 x 1 T4. Missing: "],
             id="too small",
         ),
+        pytest.param({"plan_options": {"hardware": {}}}, ["hardware.gpu = None: is missing"], id="no word of it"),
         pytest.param({"plan_options": {"hardware": "A100"}}, ["hardware = 'A100': is not JSON"], id="a word"),
         pytest.param({"plan_options": None}, ["plan = 'auto': asks a workspace", "'hardware': {"], id="nothing"),
         pytest.param({"plan_options": "x"}, ["plan_options = 'x': is not JSON"], id="no mapping"),

@@ -148,7 +148,7 @@ class TrainingJobOperator(DurableRunOperator):
 
     def _plan_on_given(self, context: Context) -> HandedPlan | None:
         """The plan for machines that are there, where the task makes it by itself."""
-        is_described = self.get_given_plan() == AUTO and hardware_of(self.plan_options)
+        is_described = self.get_given_plan() == AUTO and hardware_of(self.plan_options) is not None
         return self._auto_plan(context) if is_described else None
 
     def _choose_cluster(self, context: Context) -> None:
@@ -188,7 +188,7 @@ class TrainingJobOperator(DurableRunOperator):
             request.pop("model")
         elif self.databricks_conn_id and "model" not in options and (folder := path_of(request["model"])) is not None:
             request["model"] = self._config_in_workspace(folder)
-        workspace = None if hardware_of(options) else self.databricks_conn_id
+        workspace = self.databricks_conn_id if hardware_of(options) is None else None
         found = read_plan(plan_in_task(request, context, self.log, databricks_conn_id=workspace, download=download))
         store.set(PLAN_KEY, found.to_json())
         return found
