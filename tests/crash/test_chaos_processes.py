@@ -90,7 +90,7 @@ class Story:
         told = Ended(
             runs=runs,
             courses=courses,
-            generation=self._generation(),
+            record=self.run.record() or {"generation": 0},
             cleared=self._cleared,
             output=self.run.result() if succeeded else None,
             message="" if succeeded else self.run.failure(),

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deepspeed_provider.backends.base import RunIdentity
 from deepspeed_provider.testing import endings
 from deepspeed_provider.testing.run_json import Run
 from deepspeed_provider.testing.timeline import Behaviour, Course
@@ -66,14 +67,14 @@ class Ended:
 
     Attributes:
         runs: of this task, in the order in which they were submitted. ``courses``: of each, now.
-        generation: the last one that the task minted.
+        record: what the task keeps of its run; its generation is the last one that was minted.
         cleared: generations at which a person cleared the task.
         output, message: what is told of the end; one of them is empty.
     """
 
     runs: list[Run]
     courses: list[Course]
-    generation: int
+    record: Mapping[str, Any]
     cleared: Collection[int]
     output: Any
     message: str
@@ -85,8 +86,8 @@ class Ended:
 
     def _paid(self) -> list[str]:
         wrong = []
-        if len({run.token for run in self.runs}) != len(self.runs) or len(self.runs) > self.generation:
-            wrong.append(f"{len(self.runs)} runs for {self.generation} generations")
+        if len({run.token for run in self.runs}) != len(self.runs) or len(self.runs) > self.record["generation"]:
+            wrong.append(f"{len(self.runs)} runs for {self.record['generation']} generations")
         if any(course.ended_ms is None for course in self.courses):
             wrong.append("a run is left behind")
         elif any(
@@ -98,10 +99,16 @@ class Ended:
         # Who clears a task that has ended wants it to run again.
         early = [
             course.ending.code
-            for number, course in enumerate(self.courses[:-1], start=1)
-            if _kind(course.ending) not in RETRIED and number not in self.cleared
+            for run, course in zip(self.runs[:-1], self.courses, strict=False)
+            if _kind(course.ending) not in RETRIED and self._generation_of(run) not in self.cleared
         ]
         return [*wrong, f"a run was paid for after {early}"] if early else wrong
+
+    def _generation_of(self, run: Run) -> int:
+        """By its token: a generation whose submission was refused has no run."""
+        key, digest = self.record["key"], self.record["digest"]
+        generations = range(1, self.record["generation"] + 1)
+        return next(n for n in generations if RunIdentity(key=key, generation=n, digest=digest).token == run.token)
 
     def _told(self) -> list[str]:
         if self.message.startswith(NOT_SENT):

@@ -130,7 +130,7 @@ def judge(story: Story, output: Any, message: str) -> list[str]:
     ended = Ended(
         runs=runs,
         courses=[run.course(story.workspace.clock.now_ms) for run in runs],
-        generation=story.task.record["generation"],
+        record=story.task.record,
         cleared=story.cleared,
         output=output,
         message=message,

@@ -140,6 +140,20 @@ def test_a_submission_whose_answer_is_lost_is_one_run(
     assert len(task.workspace.runs) == 1
 
 
+def test_a_token_that_is_refused_after_a_lost_answer_is_not_the_end_of_the_run(
+    task: WorkspaceTask, deferrable: bool
+) -> None:
+    """The run had arrived, and has ended meanwhile, so that it is not among the active ones."""
+    task.workspace.next_run(start_s=0, run_s=1, stop_s=0)
+    task.workspace.fault(faults.lost_response(), path=SUBMIT, times=4)  # no call is more patient
+    task.workspace.fault(faults.refused_token(403), path=SUBMIT, times=2)
+    with pytest.raises(AirflowException, match="TRANSIENT: Databricks refuses the run") as caught:
+        task.run(deferrable=deferrable)
+    assert not isinstance(caught.value, AirflowFailException), "a retry comes"
+    assert task.run(deferrable=deferrable)["generation"] == 1
+    assert len(task.workspace.runs) == 1
+
+
 STORMS = {
     "429 with a time": (faults.too_many_requests(30), 8),
     "429 with more than a call's patience": (faults.too_many_requests(300), 3),

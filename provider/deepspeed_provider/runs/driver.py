@@ -256,6 +256,9 @@ class RunDriver:
             if sent_before and self._is_alive(record):
                 self._log.warning("Run %s is there, though it is refused now: %s", _name(record), error)
                 return record
+            if sent_before and error.failure.kind is FailureKind.TRANSIENT:
+                # Not closed: what has arrived may have ended meanwhile, and the next try finds it by its token.
+                raise RunFailed(error.failure, record) from error
             raise self._fail(job, record, error.failure, Outcome.FAILED) from error
         record = replace(record.submitted(), handle=handle)
         self._store.save(record)

@@ -66,7 +66,7 @@ class Finished:
 
 
 class RunFailed(Exception):
-    """The run was judged a failure and its generation is closed."""
+    """The run was judged a failure, and its generation is closed; not where it may be alive, or have ended unseen."""
 
     def __init__(self, failure: Failure, record: RunRecord) -> None:
         super().__init__(str(failure))
