@@ -84,11 +84,11 @@ class TestJson:
 
     def test_what_was_not_said_is_assumed_aloud(self):
         text = " ".join(as_json(*SEVEN_B, *SERVER, "--nodes", "2")["assumptions"])
-        for name in ("--ram-gib", "--nvme-gib", "--interconnect-gbps"):
+        for name in ("(ram_gib)", "(nvme_gib)", "(interconnect_gbps)"):
             assert name in text
         words = ["--nodes", "2", "--ram-gib", "192", "--nvme-gib", "3000", "--interconnect-gbps", "40"]
-        assert "(--" not in " ".join(as_json(*SEVEN_B, *SERVER, *words)["assumptions"])
-        assert "--interconnect-gbps" not in " ".join(as_json(*SEVEN_B, *SERVER)["assumptions"])
+        assert "_g" not in " ".join(as_json(*SEVEN_B, *SERVER, *words)["assumptions"])
+        assert "interconnect_gbps" not in " ".join(as_json(*SEVEN_B, *SERVER)["assumptions"])
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -152,12 +152,12 @@ WRONG = {
     "all at once": (
         [
             *["--model", "gpt-2-large", "--tokens", "x", "--gpu", "A11", "--gpus-per-node", "0", "--nodes", "1.5"],
-            *["--ram-gib", "much", "--nvme-gib", "-1", "--interconnect-gbps", "nan", "--usd-per-hour", "0"],
+            *["--ram-gib", "much", "--nvme-gib", "-1", "--interconnect-gbps", "nan", "--usd-per-hour", "-5"],
             *["--cloud", "aws", "--spot", "--all", "--tags", "a=b"],
         ],
         [
             *["--model 'gpt-2-large'", "--tokens 'x'", "--gpu 'A11'", "--gpus-per-node '0'", "--nodes '1.5'"],
-            *["--ram-gib 'much'", "--nvme-gib '-1'", "--interconnect-gbps 'nan'", "--usd-per-hour '0'"],
+            *["--ram-gib 'much'", "--nvme-gib '-1'", "--interconnect-gbps 'nan'", "--usd-per-hour '-5'"],
             *["--cloud 'aws': is for machines", "--spot: is for", "--all: is for", "--tags 'a=b': is for"],
         ],
     ),

@@ -67,6 +67,20 @@ def forbidden(_):
             ["job.existing_cluster_id", "has Python 3.12", "by Python 3.11", "15.4.x-gpu-ml-scala2.12"],
             id="another Python there",
         ),
+        pytest.param(
+            EXISTING,
+            {"state": "RUNNING", "spark_version": ML_16, "node_type_id": "g5.xlarge", "num_workers": 2},
+            {"nodes": 4, "gpus_per_node": 4},
+            ["has 2 workers, and nodes = 4 train", "has 1 GPUs on each g5.xlarge, and 4 ranks", "2 problems"],
+            id="too small a one that is there",
+        ),
+        pytest.param(
+            EXISTING,
+            {"state": "RUNNING", "node_type_id": "g5.12xlarge", "driver_node_type_id": "g5.xlarge", "num_workers": 2},
+            {"gpus_per_node": 4},
+            ["has 1 GPUs on each g5.xlarge, and 4 ranks are to run on each node"],
+            id="a driver that is too small to train alone",
+        ),
         pytest.param(NEW, gone, {"python": "3.10"}, ["job.cluster.spark_version", "14.3.x-gpu-ml-scala2.12"], id="new"),
         pytest.param(NEW, gone, {"python": "3.14"}, ["use its Python here"], id="no runtime has it"),
         pytest.param(
@@ -115,6 +129,17 @@ def test_what_does_not_fit_is_told_in_one_message(settings, look, asked, words):
         pytest.param(new(num_workers=8), gone, {"use_gpu": False, "on_driver": True}, id="Spark has workers"),
         pytest.param(EXISTING, {"state": "RESIZING", "spark_version": ML_16}, {}, id="a state that passes"),
         pytest.param(EXISTING, {"state": "RUNNING"}, {"python": "3.12"}, id="a runtime that is not told"),
+        pytest.param(
+            EXISTING,
+            {
+                "state": "RUNNING",
+                "node_type_id": "g5.12xlarge",
+                "num_workers": 1,
+                "autoscale": {"min_workers": 1, "max_workers": 4},
+            },
+            {"nodes": 3, "gpus_per_node": 2},
+            id="one that is larger, or grows",
+        ),
         pytest.param(
             EXISTING,
             {"state": "RUNNING", "spark_version": "16.4.x-scala2.12", "use_ml_runtime": True},

@@ -55,29 +55,50 @@ def test_over_spark_connect_settings_and_ranks_follow_the_machines(hardware: dic
     assert output["plan"]["cluster"] is None
 
 
-def test_the_evaluation_runs_on_the_same_machines() -> None:
+def evaluation(finetuned: Any, **options: Any) -> Any:
+    return test_finetune.Evaluate(task_id="train", spec=FULL, dataset=DATASET, finetuned=finetuned, **options)
+
+
+ONE = {"gpu": "L4", "gpus_per_node": 1}
+ELSEWHERE = {"plan": "auto", "plan_options": {"hardware": ONE}}
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        pytest.param({}, 8, id="the fine-tune's"),
+        pytest.param(PLANNED, 8, id="the same arguments"),
+        pytest.param({"plan": "auto"}, 8, id="auto"),
+        pytest.param(ELSEWHERE, 1, id="others, on which the training would not fit"),
+    ],
+)
+def test_an_evaluation_runs_on_the_finetunes_machines_unless_it_has_its_own(
+    options: dict[str, Any], gpus: int
+) -> None:
+    task, tuned = FakeTask(), FakeTask()
+    plan = test_finetune.run(finetune(), tuned)["plan"]
+    test_finetune.run(evaluation({"model_uri": "mem://tuned", "plan": plan}, **options), task)
+    assert (submitted(task).gpus_per_node, submitted(task).use_gpu) == (gpus, True)
+
+
+def test_an_evaluation_alone() -> None:
     task = FakeTask()
-    tuned = test_finetune.run(finetune(), task)
-    assert tuned["plan"]["chosen"]["settings"]["gpus_per_node"] == 8
-    judged = FakeTask()
-    evaluation = test_finetune.Evaluate(
-        task_id="train", spec=FULL, dataset=DATASET, finetuned={"model_uri": "mem://tuned", "plan": tuned["plan"]}
-    )
-    test_finetune.run(evaluation, judged)
-    assert (submitted(judged).gpus_per_node, submitted(judged).use_gpu) == (8, True)
-    alone = FakeTask()
-    test_finetune.run(
-        test_finetune.Evaluate(
-            task_id="train",
-            spec=FULL,
-            dataset=DATASET,
-            finetuned="mem://tuned",
-            plan="auto",
-            plan_options=PLANNED["plan_options"],
-        ),
-        alone,
-    )
-    assert submitted(alone).gpus_per_node == 8
+    test_finetune.run(evaluation("mem://tuned", **ELSEWHERE), task)
+    assert submitted(task).gpus_per_node == 1
+    with pytest.raises(AirflowFailException, match="hardware.gpus = 1: there is no such option"):
+        test_finetune.run(evaluation("mem://tuned", plan="auto", plan_options={"hardware": {"gpus": 1}}), FakeTask())
+
+
+@pytest.mark.parametrize("form", [dict, json.dumps], ids=["XCom", "JSON text"])
+def test_a_plan_of_such_machines_that_is_handed_over_does_the_same(form: Any, workspace: FakeWorkspace) -> None:  # noqa: F811
+    task, plan = FakeTask(), json.loads(json.dumps(expected()))
+    test_finetune.run(finetune(plan=form(plan), plan_options=None), task)
+    assert (submitted(task).gpus_per_node, submitted(task).use_gpu) == (8, True)
+    workspace.clusters.add("0101-120000-abc")
+    handed = {**ON_CLUSTER, "plan": form(plan), "plan_options": None}
+    output = test_finetune_planned.run(test_finetune_planned.operator(spec=FULL, **handed), workspace)
+    assert test_finetune_planned.request(workspace)["gpus_per_node"] == 8
+    assert output["plan"]["chosen"]["usd_per_hour"] == 20.0
 
 
 def test_a_run_that_is_taken_up_keeps_its_plan() -> None:

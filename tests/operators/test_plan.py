@@ -143,6 +143,26 @@ class TestHardwareThatIsThere:
         ):
             assert text in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"catalog": [MINE]}, "catalog = '(its content)': is for machines that are yet to be chosen"),
+            ({"node_type": ["g5", "g6"]}, "node_type = 'g5, g6': is for"),
+            ({"spot": True}, "spot = True: is for"),
+            ({"options": {"gpu": "T4"}}, "gpu = 'T4': there is no such option"),
+        ],
+    )
+    def test_what_is_for_a_search_is_named(self, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(AirflowFailException) as caught:
+            run(**self.ASKED, hardware=self.EIGHT, **options)
+        assert f"- {said}" in str(caught.value)
+
+    def test_switches_that_are_off_and_numbers_as_forms_give_them(self) -> None:
+        loose = {"gpu": "A100-80GB", "gpus_per_node": 8.0, "nvme_gib": 0, "usd_per_hour": 0}
+        returned, _ = run(**self.ASKED, hardware=loose, spot="False")
+        assert returned["chosen"]["settings"]["gpus_per_node"] == 8
+        assert returned["chosen"]["usd"] == 0
+
 
 class TestLooseValues:
     NAMES = ("model", "method", "tokens", "cloud", "region", "node_type", "spot", "budget_usd", "top", "catalog")

@@ -12,12 +12,13 @@ from deepspeed_provider.operators.validate import ValidateSpecOperator
 from deepspeed_provider.params import place_params
 from deepspeed_provider.testing.workspace import FakeWorkspace
 
-from operators.test_finetune_handover import gpu_plan
+from operators.test_finetune_handover import gpu_plan, plan_of_hardware_that_is_there
 
 SPEC = {"model": "llama-2-7b-hf", "method": "lora", "max_steps": 3, "sequence_length": 1024}
 PLAN = gpu_plan(method="lora", node_type=["g5.12xlarge"], max_nodes=1)
 BASE = "/Volumes/main/default/runs"
 HARDWARE = {"gpu": "A10G", "gpus_per_node": 1}
+THERE = plan_of_hardware_that_is_there(method="lora", **HARDWARE)
 OWN = {"cluster": {"spark_version": "16.4.x-gpu-ml-scala2.12", "node_type_id": "g5.xlarge", "num_workers": 0}}
 
 
@@ -41,9 +42,15 @@ def validate(params: dict[str, Any] | None = None, **options: Any) -> dict[str, 
         ),
         pytest.param(
             {"plan": "auto", "plan_options": {"hardware": HARDWARE}, "job": OWN},
-            "plans when it starts, for the hardware {'gpu': 'A10G'",
+            "On 1 x 1 A10G: bf16, ZeRO ",
             id="auto on a cluster of one's own",
         ),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"hardware": HARDWARE, "download": True}, "job": OWN},
+            "plans when it starts, for 1 x 1 A10G",
+            id="auto for a model that is not here",
+        ),
+        pytest.param({"plan": THERE, "job": OWN}, "1 machine with 1 GPU", id="a plan of machines that are there"),
         pytest.param({"plan": "Auto "}, "plans when it starts", id="auto, however it is written"),
         pytest.param({"plan": PLAN}, "1 machine with 4 GPUs", id="a plan"),
         pytest.param({"plan": json.dumps(PLAN), "job": "null"}, "1 machine with 4 GPUs", id="a plan as JSON"),
@@ -87,6 +94,17 @@ def test_what_will_run_is_told_without_asking_the_workspace(
             ["plan_options.hardware = {'gpu': 'A10G', 'gpus_per_node': 1}: is of a cluster that is there"],
             id="hardware of no cluster",
         ),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"hardware": {"gpu": "A1", "gpus": 1}, "budgt": 3}, "job": OWN},
+            ["4 problems", "hardware.gpu = 'A1'", "hardware.gpus = 1", "hardware.gpus_per_node", "budgt = 3"],
+            id="wrong hardware",
+        ),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"hardware": {"gpu": "T4", "gpus_per_node": 1, "ram_gib": 4}}, "job": OWN},
+            ["hardware = '1 x 1 T4': is too little for llama-2-7b-hf: "],
+            id="too little",
+        ),
+        pytest.param({"plan_options": {"top": 3}, "job": OWN}, ["plan_options = {'top': 3}: are for"], id="no plan"),
         pytest.param({"job": OWN, "plan": "auto"}, ["plan = 'auto': chooses a cluster, and job names one"], id="two"),
         pytest.param(
             {"job": {"clustre": 1, **OWN}}, ["job.clustre = 1: is no setting of a job"], id="a setting of no job"

@@ -33,7 +33,10 @@ def require_fit(request: RunRequest, settings: JobSettings, look: Callable[[str]
     else:
         try:
             cluster = dict(look(cluster_id))
-            problems = _state(cluster_id, cluster) or _runtime(request, cluster, "job.existing_cluster_id", cluster_id)
+            problems = _state(cluster_id, cluster) or [
+                *_runtime(request, cluster, "job.existing_cluster_id", cluster_id),
+                *([] if request.on_driver else _room(request, cluster, cluster_id)),
+            ]
         except WireRefused as refused:
             if refused.status not in UNKNOWN:
                 raise
@@ -80,6 +83,21 @@ def _machines(request: RunRequest, cluster: Mapping[str, Any]) -> list[FieldProb
         text = f"has {gpus} GPUs, and {request.gpus_per_node} ranks are to run on each node"
         works = "Take a larger node type, fewer ranks, or more nodes."
         problems.append(FieldProblem(field="job.cluster.node_type_id", value=node_type, problem=text, suggestion=works))
+    return problems
+
+
+def _room(request: RunRequest, cluster: Mapping[str, Any], cluster_id: str) -> list[FieldProblem]:
+    """Of a cluster that is there, as far as it tells; one that is larger than needed does."""
+    problems, works = [], "Name another cluster, or ask for what this one has."
+    most = (cluster.get("autoscale") or {}).get("max_workers", cluster.get("num_workers"))
+    if most is not None and request.nodes > 1 and most < request.nodes:
+        problems.append(_existing(cluster_id, f"has {most} workers, and nodes = {request.nodes} train", works))
+    worker = str(cluster.get("node_type_id") or "")
+    node_type = worker if request.nodes > 1 else str(cluster.get("driver_node_type_id") or worker)
+    gpus = _gpus_of(node_type) if request.use_gpu else None
+    if gpus is not None and gpus < request.gpus_per_node:
+        text = f"has {gpus} GPUs on each {node_type}, and {request.gpus_per_node} ranks are to run on each node"
+        problems.append(_existing(cluster_id, text, works))
     return problems
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.handed_plan import AUTO, HandedPlan, read_plan
-from deepspeed_provider.operators.training_job import UNSPLIT, TrainingJobOperator
+from deepspeed_provider.handed_plan import AUTO, Chosen, HandedPlan, Settings
+from deepspeed_provider.operators.plan import read_hardware
+from deepspeed_provider.operators.training_job import UNSPLIT, TrainingJobOperator, hardware_of
 from deepspeed_provider.planning import Hardware, Plan, evaluation_plan, finetune_plan
 from deepspeed_provider.runs.tracking import SharedTracker
 from deepspeed_provider.spec import FineTuneSpec
@@ -27,11 +28,12 @@ class DeepSpeedFineTuneOperator(TrainingJobOperator):
     """Fine-tunes a causal language model with DeepSpeed.
 
     Returns the run's result (``metrics``, ``model_uri``, ``mlflow_model_uri``, …) with ``output_uri``,
-    ``dataset_uri``, ``mlflow_run_id`` and ``mlflow_url``; with ``plan`` too, where its cluster was made for the run.
+    ``dataset_uri``, ``mlflow_run_id`` and ``mlflow_url``; with ``plan`` too, where its cluster was made for the run, or
+    where it is for machines that are there.
 
-    :param plan: its precision, ZeRO stage, offload, batch and checkpointing are used. On hardware that is there (over
-        Spark Connect, or an existing cluster) it must be for just that: the spec's ``ranks``, ``nodes``, ``use_gpu``.
-        Without it settings follow the hardware.
+    :param plan: its precision, ZeRO stage, offload, batch and checkpointing are used. The plan of a cluster to be made
+        can be used on one that is there (over Spark Connect, or an existing cluster) where that is just the same: the
+        spec's ``ranks``, ``nodes``, ``use_gpu``. Without a plan settings follow the hardware.
     :param deepspeed_config: instead, a configuration of your own, as a mapping or JSON. It is checked, and used as it
         is; an error that the checker finds fails the task before anything is submitted.
     """
@@ -74,7 +76,8 @@ class DeepSpeedEvaluateOperator(TrainingJobOperator):
 
     :param finetuned: what ``DeepSpeedFineTuneOperator`` returned, or the URI of a model folder.
     :param plan: of its cluster; the settings in it are for training, and are not used. Left out, or ``auto``, the
-        evaluation gets a cluster as the fine-tune had, where that was planned.
+        evaluation gets a cluster as the fine-tune had, where that was planned; ``plan_options`` with ``hardware`` are
+        for machines of its own.
     """
 
     template_fields: Sequence[str] = (*TrainingJobOperator.template_fields, "finetuned")
@@ -84,19 +87,40 @@ class DeepSpeedEvaluateOperator(TrainingJobOperator):
         self.finetuned = finetuned
 
     def get_given_plan(self) -> Mapping[str, Any] | str | None:
-        given, tuned = super().get_given_plan(), self._tuned_plan
-        return tuned if tuned is not None and given in (None, AUTO) else given
-
-    @property
-    def _tuned_plan(self) -> Mapping[str, Any] | None:
-        """By which the fine-tune's cluster was made, or its settings for machines that are there."""
-        return None if isinstance(self.finetuned, str) else self.finetuned.get("plan")
+        given = super().get_given_plan()
+        tuned: Mapping[str, Any] | None = None if isinstance(self.finetuned, str) else self.finetuned.get("plan")
+        if tuned is None or given not in (None, AUTO) or hardware_of(self.plan_options) is not None:
+            return given
+        return tuned
 
     def _plan_on_given(self, context: Context) -> HandedPlan | None:
-        tuned = self._tuned_plan
-        if tuned is not None and tuned is self.get_given_plan() and not tuned.get("cluster"):
-            return read_plan(tuned)
-        return super()._plan_on_given(context)
+        hardware = hardware_of(self.plan_options)
+        if hardware is None or self.get_given_plan() != AUTO:
+            return super()._plan_on_given(context)
+        # Nothing is trained: it need not fit there as a training does.
+        return self._untrained_plan(read_hardware(hardware))
+
+    def _untrained_plan(self, hardware: Mapping[str, Any]) -> HandedPlan:
+        from deepspeed_provider.requested.given import described_hardware
+
+        machines, usd_per_hour = described_hardware(hardware)
+        spec = self.get_spec(ranks=machines.world_size, **UNSPLIT)
+        settings = Settings(
+            nodes=machines.nodes,
+            gpus_per_node=machines.gpus_per_node,
+            micro_batch_size=1,
+            gradient_checkpointing=False,
+        )
+        return HandedPlan(
+            model=spec.model,
+            method=spec.method.value,
+            lora_rank=None,
+            optimizer="adamw",
+            sequence_length=spec.sequence_length,
+            effective_batch_size=machines.world_size,
+            chosen=Chosen(gpu=machines.gpu.name, settings=settings, usd_per_hour=usd_per_hour),
+            deepspeed_config={},
+        )
 
     def spec_on(self, plan: HandedPlan) -> FineTuneSpec:
         # Nothing steps here: there is a batch for each rank, and none over all.

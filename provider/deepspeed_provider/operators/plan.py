@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MARKDOWN_KEY = "markdown"
 # As which a template renders a Param that is empty.
 NOT_GIVEN = ("", "none", "null")
-HARDWARE_WORKS = "Give {'gpu': 'A100-80GB', 'gpus_per_node': 8}."
 
 
 class GpuPlanOperator(BaseOperator):
@@ -195,8 +194,8 @@ def plan_in_task(
     if hardware is None:
         shown = _chosen_in_task(given, source, context["ti"], databricks_conn_id)
     else:
-        asked = {**given, "databricks_conn_id": databricks_conn_id}
-        shown = _on_given_in_task(asked, read_object(hardware, "hardware", HARDWARE_WORKS), source)
+        asked = given if databricks_conn_id is None else {**given, "databricks_conn_id": databricks_conn_id}
+        shown = _on_given_in_task(asked, read_hardware(hardware), source)
     log.info("%s", shown.markdown)
     # A plan that found nothing is shown too: it says why.
     context["ti"].xcom_push(key=MARKDOWN_KEY, value=shown.markdown)
@@ -238,8 +237,7 @@ def _on_given_in_task(given: Mapping[str, Any], hardware: Mapping[str, Any], sou
     from deepspeed_provider.plan_texts import given_text
     from deepspeed_provider.requested.given import planned_on_given_as_json, planned_on_hardware
 
-    described = {name: value for name, value in hardware.items() if not is_blank(value)}
-    found = planned_on_hardware(given, described, source)
+    found = planned_on_hardware(given, hardware, source)
     short = found.plan.fitted if isinstance(found.plan.fitted, Shortage) else None
     miss = [f"{found.model} does not fit {given_text(found.plan.hardware)}. Missing: {short}."] if short else []
     return _Shown(markdown=given_markdown(found), content=planned_on_given_as_json(found), miss=miss)
@@ -258,6 +256,12 @@ def offers_in_task(databricks_conn_id: str) -> WorkspaceOffers:
         raise AirflowFailException(f"{where} does not tell what it has: {error}") from error
     except BackendUnavailable as error:
         raise AirflowException(f"{where} cannot be asked what it has: {error}") from error
+
+
+def read_hardware(value: Any) -> dict[str, Any]:
+    """The argument ``hardware``, also as JSON, without what is blank. Raises :class:`SpecError`."""
+    described = read_object(value, "hardware", "Give {'gpu': 'A100-80GB', 'gpus_per_node': 8}.")
+    return {name: value for name, value in described.items() if not is_blank(value)}
 
 
 def is_blank(value: Any) -> bool:

@@ -33,7 +33,7 @@ def require_cluster(job: Mapping[str, Any] | None, plan: object) -> None:
         raise SpecError.of("job", job, text, works)
     if own is not None and plan == AUTO:
         text = f"chooses a cluster, and job names one ({own})"
-        works = "Leave one of them out, or say as plan_options={'hardware': …} what that cluster has."
+        works = "Leave one of them out. An operator plans for that cluster with plan_options={'hardware': …}."
         raise SpecError.of("plan", plan, text, works)
 
 

@@ -42,7 +42,8 @@ class TrainingJobOperator(DurableRunOperator):
     Through the Jobs API (``databricks_conn_id``) a plan brings the hardware: its cluster is made for the run and tagged
     with dag, run and task, the spec's ranks follow it, and the task installs what the runtime lacks. Where ``job``
     names an ``existing_cluster_id`` or a ``cluster``, that is used, and spec, ``nodes`` and ``use_gpu`` say what it
-    has. The output has ``billed_seconds`` and ``cost_usd`` too, by the time that the cluster really was there.
+    has, unless a plan for machines that are there does. The output has ``billed_seconds`` and ``cost_usd`` too, by the
+    time that the cluster really was there.
 
     :param spec: a mapping of ``FineTuneSpec``'s fields, or one of its objects.
     :param dataset: what ``PrepareDatasetOperator`` returned, or the URI of such a folder.
@@ -138,18 +139,18 @@ class TrainingJobOperator(DurableRunOperator):
         tried(self.get_spec, problems)
         if self.databricks_conn_id:
             tried(super().get_job_settings, problems)
-        if self.plan != AUTO and self.plan_options:
-            text, works = "are for planning, and nothing is planned here", "Give plan='auto', or leave them out."
-            problems.append(FieldProblem(field="plan_options", value=self.plan_options, problem=text, suggestion=works))
-        if self.plan == AUTO:
-            problems += problems_of_auto(self.plan_options, self.databricks_conn_id, self.job)
+        if self.plan != AUTO or self.get_given_plan() == AUTO:
+            problems += problems_of_planning(self.plan, self.plan_options, self.databricks_conn_id, self.job)
         if problems:
             raise SpecError(problems)
 
     def _plan_on_given(self, context: Context) -> HandedPlan | None:
-        """The plan for machines that are there, where the task makes it by itself."""
-        is_described = self.get_given_plan() == AUTO and hardware_of(self.plan_options) is not None
-        return self._auto_plan(context) if is_described else None
+        """The plan for machines that are there: made by the task, or handed over; None for any other."""
+        given = self.get_given_plan()
+        if given == AUTO:
+            return None if hardware_of(self.plan_options) is None else self._auto_plan(context)
+        handed = None if given is None else read_plan(given)
+        return None if handed is None or handed.cluster is not None else handed
 
     def _choose_cluster(self, context: Context) -> None:
         from deepspeed_provider.clusters.cluster_body import RunIdentity
@@ -171,23 +172,22 @@ class TrainingJobOperator(DurableRunOperator):
 
         The workspace is not asked again for a run that is there: that run may have what was free before.
         """
-        from deepspeed_provider.requested.finetune import request_for
+        from deepspeed_provider.requested.finetune import planning_request
 
         store, record = context["task_state_store"], TaskStateRecordStore(context).load()
         kept = store.get(PLAN_KEY)
         if kept is not None and record is not None and record.outcome is None:
             return read_plan(kept)
-        options = dict(self.plan_options or {})
-        download = bool(options.pop("download", False))
-        request = {**request_for(self.get_spec(ranks=1, **UNSPLIT), self.dataset), **options}
+        options = self.plan_options or {}
+        request = planning_request(self.get_spec(ranks=1, **UNSPLIT), self.dataset, options)
         if not {"rows", "tokens"} & set(request):
             text = "is needed: nothing else says how long the training is, as rows of an address are not counted"
             works = "Give it, or the dataset as PrepareDatasetOperator returns it, or plan_options={'rows': …}."
             raise SpecError.of("max_steps", None, text, works)
-        if "parameters" in options:
-            request.pop("model")
-        elif self.databricks_conn_id and "model" not in options and (folder := path_of(request["model"])) is not None:
+        folder = path_of(str(request.get("model", "")))
+        if self.databricks_conn_id and folder is not None and not {"model", "parameters"} & set(options):
             request["model"] = self._config_in_workspace(folder)
+        download = bool(options.get("download", False))
         workspace = self.databricks_conn_id if hardware_of(options) is None else None
         found = read_plan(plan_in_task(request, context, self.log, databricks_conn_id=workspace, download=download))
         store.set(PLAN_KEY, found.to_json())
@@ -250,12 +250,18 @@ def hardware_of(plan_options: Any) -> Any:
     return None if is_blank(found) else found
 
 
-def problems_of_auto(
-    plan_options: Mapping[str, Any] | None, databricks_conn_id: str | None, job: Mapping[str, Any] | None
+def problems_of_planning(
+    plan: Any, plan_options: Mapping[str, Any] | None, databricks_conn_id: str | None, job: Mapping[str, Any] | None
 ) -> list[FieldProblem]:
     """Of a plan of the task's own: there is nothing that it could be for, or no cluster that has such machines."""
     from deepspeed_provider.operators.planned_cluster import own_cluster
 
+    def problem(field: str, value: Any, text: str, works: str) -> list[FieldProblem]:
+        return [FieldProblem(field=field, value=value, problem=text, suggestion=works)]
+
+    if plan != AUTO:
+        text, works = "are for planning, and nothing is planned here", "Give plan='auto', or leave them out."
+        return problem("plan_options", plan_options, text, works) if plan_options else []
     hardware, workspace = hardware_of(plan_options), bool(databricks_conn_id)
     if hardware is None and not workspace:
         text = "asks a workspace what it has, and none is named"
@@ -263,8 +269,8 @@ def problems_of_auto(
             "Give databricks_conn_id, or the machines as plan_options={'hardware': {'gpu': 'A100-80GB', "
             "'gpus_per_node': 8}}, or leave the plan out: settings then follow the hardware."
         )
-        return [FieldProblem(field="plan", value=AUTO, problem=text, suggestion=works)]
+        return problem("plan", AUTO, text, works)
     if hardware is not None and workspace and own_cluster(job) is None:
         text, works = "is of a cluster that is there, and job names none", "Give job={'existing_cluster_id': …}."
-        return [FieldProblem(field="plan_options.hardware", value=hardware, problem=text, suggestion=works)]
+        return problem("plan_options.hardware", hardware, text, works)
     return []

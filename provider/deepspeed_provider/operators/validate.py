@@ -19,7 +19,8 @@ from deepspeed_provider.hooks.platforms import platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators import rendered
 from deepspeed_provider.operators.durable import TRACKING_VARIABLE
-from deepspeed_provider.operators.training_job import UNSPLIT, hardware_of, problems_of_auto
+from deepspeed_provider.operators.plan import read_hardware
+from deepspeed_provider.operators.training_job import UNSPLIT, hardware_of, problems_of_planning
 from deepspeed_provider.params import HARDWARE, PLACE
 from deepspeed_provider.planning import plan
 from deepspeed_provider.requested.model_source import ModelSource
@@ -39,7 +40,7 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
     workspace is not asked: what only it knows, the runs' own tasks check before they submit.
 
     :param databricks_conn_id, base_uri, job, plan, nodes, use_gpu: as for the fine-tune.
-    :param plan_options, tracking_uri: the same; they are only looked at.
+    :param plan_options, tracking_uri: the same. For ``hardware`` that is there it is planned already here.
     :param trains: False where data is only prepared: no hardware is looked at, and no cluster for ranks is missed.
     :param other_params: params of the DAG that are neither fields of a spec nor those of ``place_params``.
     """
@@ -121,8 +122,7 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
     def _require_none_of_workspace(self) -> None:
         """A connection that was forgotten must not let the run go elsewhere."""
         found: list[FieldProblem] = []
-        if self.plan == AUTO:
-            found += problems_of_auto(self.plan_options, None, self.job)
+        found += problems_of_planning(self.plan, self.plan_options, None, self.job)
         if self.job:
             found += rendered.job_without_workspace(self.job).problems
         if (self.base_uri or "").startswith(VOLUMES):
@@ -164,11 +164,13 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         from deepspeed_provider.operators import planned_cluster
 
         job_settings({"code_folder": "", **(self.job or {})})
-        is_described = self.plan == AUTO and hardware_of(self.plan_options) is not None
-        if self.trains and not is_described:
-            planned_cluster.require_cluster(self.job, self.plan)
-        elif self.trains and (problems := problems_of_auto(self.plan_options, self.databricks_conn_id, self.job)):
+        if not self.trains:
+            return
+        problems = problems_of_planning(self.plan, self.plan_options, self.databricks_conn_id, self.job)
+        if problems:
             raise SpecError(problems)
+        if self.plan != AUTO or hardware_of(self.plan_options) is None:
+            planned_cluster.require_cluster(self.job, self.plan)
 
     def _require_plan(self) -> None:
         from deepspeed_provider.operators import planned_cluster
@@ -184,17 +186,42 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
         if not self.trains:
             return ()
         if self.plan == AUTO:
-            has = f"what the workspace of {self.databricks_conn_id!r} has then"
             hardware = hardware_of(self.plan_options)
-            where = has if hardware is None else f"the hardware {hardware}"
-            return (f"The fine-tune plans when it starts, for {where}; its ranks follow that plan.",)
-        if self.plan is not None and self.databricks_conn_id and planned_cluster.own_cluster(self.job) is None:
-            handed = read_plan(self.plan)
+            if hardware is not None:
+                return self._reasons_on(hardware, spec)
+            where = f"the workspace of {self.databricks_conn_id!r}"
+            return (f"The fine-tune plans when it starts, for what {where} has then; its ranks follow that plan.",)
+        handed = None if self.plan is None else read_plan(self.plan)
+        is_made = self.databricks_conn_id and planned_cluster.own_cluster(self.job) is None
+        if handed is not None and (is_made or handed.cluster is None):
             changed = {**spec.to_params(), **UNSPLIT, "ranks": handed.hardware.ranks}
             return plan_with_gpu_plan(FineTuneSpec.from_params(changed), handed.hardware, handed).reasons
         platform = platform_of(self.spark_connect_conn_id, self.databricks_conn_id)
         hardware = platform.get_hardware(ranks=spec.ranks, nodes=self.nodes, use_gpu=self.use_gpu)
         return (plan(spec, hardware) if self.plan is None else plan_with_gpu_plan(spec, hardware, self.plan)).reasons
+
+    def _reasons_on(self, hardware: Any, spec: FineTuneSpec) -> Sequence[str]:
+        """What a plan for these machines says already now, before the data is counted."""
+        from deepspeed_provider.clusters.given import Fitted
+        from deepspeed_provider.plan_texts import given_text, settings_text
+        from deepspeed_provider.requested.finetune import planning_request
+        from deepspeed_provider.requested.given import described_hardware, planned_on_hardware
+
+        described = read_hardware(hardware)
+        options = {name: value for name, value in (self.plan_options or {}).items() if name != "hardware"}
+        request = planning_request(FineTuneSpec.from_params({**spec.to_params(), **UNSPLIT, "ranks": 1}), {}, options)
+        if options.get("download") or (self.databricks_conn_id and path_of(str(request.get("model", "")))):
+            # Only the fine-tune reads the model.
+            machines = given_text(described_hardware(described)[0])
+            return (f"The fine-tune plans when it starts, for {machines}; its ranks follow that plan.",)
+        if not {"rows", "tokens"} & set(request):
+            request["rows"] = 1
+        found = planned_on_hardware(request, described, ModelSource())
+        machines = given_text(found.plan.hardware)
+        if not isinstance(found.plan.fitted, Fitted):
+            text = f"is too little for {found.model}: {found.plan.fitted}"
+            raise SpecError.of("hardware", machines, text, "Name other machines, or ask for less.")
+        return (f"On {machines}: {settings_text(found.plan.fitted)}; ranks follow.",)
 
 
 def _tells_model(plan_options: Any) -> bool:

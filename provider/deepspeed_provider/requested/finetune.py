@@ -33,6 +33,17 @@ def request_for(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> dict[st
     return {name: value for name, value in request.items() if value is not None}
 
 
+def planning_request(
+    spec: FineTuneSpec, dataset: Mapping[str, Any] | str, plan_options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same with a plan's further options, which go first; whether to download is not among them."""
+    request = {**request_for(spec, dataset), **plan_options}
+    request.pop("download", None)
+    if "parameters" in plan_options:
+        request.pop("model")
+    return request
+
+
 def _rows(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> int | None:
     """Sequences of the whole run."""
     max_steps, epochs = spec.length

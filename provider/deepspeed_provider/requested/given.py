@@ -15,7 +15,7 @@ from deepspeed_provider.clusters.wire import given_plan_as_json
 from deepspeed_provider.errors import FieldProblem, SpecError, tried
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS
 from deepspeed_provider.requested.model_source import ModelSource
-from deepspeed_provider.requested.plan import KEYS, asked_job, training_as_json, unknown_option
+from deepspeed_provider.requested.plan import KEYS, asked_job, asked_switch, training_as_json, unknown_option
 
 GIVEN_OPTIONS: Final = ("gpu", "gpus_per_node", "nodes", "ram_gib", "nvme_gib", "interconnect_gbps", "usd_per_hour")
 # What only a search among node types asks for.
@@ -26,6 +26,8 @@ SEARCH_OPTIONS: Final = (
     *CLUSTER_OPTIONS,
     *("top", "all"),
 )
+# Before the names of its options in a DAG.
+HARDWARE: Final = "hardware."
 # Of a workspace that is asked what it has.
 CONNECTION: Final = "databricks_conn_id"
 MOST_GPUS_PER_NODE: Final = 64
@@ -53,36 +55,57 @@ def planned_on_given(values: Mapping[str, Any], source: ModelSource) -> PlannedO
 
     Raises :class:`SpecError` with all problems.
     """
-    given = {name: value for name, value in values.items() if value is not None and value is not False}
-    problems = [_of_a_search(name, given[name]) for name in SEARCH_OPTIONS if name in given]
-    asked = tried(lambda: asked_job(given, source), problems)
-    hardware = tried(lambda: _hardware(given), problems)
-    works = "Give the price of all nodes together in USD, or leave it out."
-    usd_per_hour = tried(lambda: _number(given, "usd_per_hour", works), problems)
-    if problems or asked is None or hardware is None:
-        raise SpecError(problems)
-    plan = given_plan(asked.job, hardware, usd_per_hour=usd_per_hour)
-    assumptions = (*asked.assumptions, *_taken(given, hardware), *plan.assumptions)
-    return PlannedOnGiven(model=asked.model, plan=plan, assumptions=assumptions)
+    described = {name: values.get(name) for name in GIVEN_OPTIONS}
+    others = {name: value for name, value in values.items() if name not in GIVEN_OPTIONS}
+    return _planned(others, described, source, [])
 
 
 def planned_on_hardware(values: Mapping[str, Any], hardware: Mapping[str, Any], source: ModelSource) -> PlannedOnGiven:
     """As :func:`planned_on_given`, for a DAG: ``hardware`` stands apart, and what is no option is a problem too."""
-    given = {name: value for name, value in values.items() if value is not None}
     problems = [
         _of_a_search(name, value) if name == CONNECTION else unknown_option(name, value, KEYS)
-        for name, value in given.items()
-        if name not in (*KEYS, *SEARCH_OPTIONS)
+        for name, value in values.items()
+        if value is not None and name not in (*KEYS, *SEARCH_OPTIONS)
     ]
-    problems += [
-        unknown_option(name, value, GIVEN_OPTIONS) for name, value in hardware.items() if name not in GIVEN_OPTIONS
+    return _planned(values, hardware, source, problems, where=HARDWARE)
+
+
+def described_hardware(hardware: Mapping[str, Any], where: str = HARDWARE) -> tuple[Hardware, float | None]:
+    """The machines, and the price of an hour of all of them. Raises :class:`SpecError` with all problems."""
+    given = {name: value for name, value in hardware.items() if value is not None}
+    problems = [
+        unknown_option(name, value, GIVEN_OPTIONS) for name, value in given.items() if name not in GIVEN_OPTIONS
     ]
-    described = {name: hardware.get(name) for name in GIVEN_OPTIONS}
-    found = tried(lambda: planned_on_given({**given, **described}, source), problems)
+    found = tried(lambda: _hardware(given), problems)
+    works = "Give the price of all nodes together in USD, or leave it out."
+    usd_per_hour = tried(lambda: _number(given, "usd_per_hour", works, least=0), problems)
     if problems or found is None:
-        ours = (*GIVEN_OPTIONS, *hardware)
-        raise SpecError([replace(one, field=f"hardware.{one.field}") if one.field in ours else one for one in problems])
-    return found
+        raise SpecError([replace(problem, field=f"{where}{problem.field}") for problem in problems])
+    return found, usd_per_hour
+
+
+def _planned(
+    values: Mapping[str, Any],
+    described: Mapping[str, Any],
+    source: ModelSource,
+    problems: list[FieldProblem],
+    *,
+    where: str = "",
+) -> PlannedOnGiven:
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    if "spot" in given and tried(lambda: asked_switch(given, "spot"), []) is False:
+        given.pop("spot")
+    searched = [_of_a_search(name, given[name]) for name in SEARCH_OPTIONS if name in given]
+    # Where there is a command line, a switch has no value.
+    problems += [replace(each, value=given[each.field]) if where and each.value is None else each for each in searched]
+    asked = tried(lambda: asked_job(given, source), problems)
+    found = tried(lambda: described_hardware(described, where), problems)
+    if problems or asked is None or found is None:
+        raise SpecError(problems)
+    hardware, usd_per_hour = found
+    plan = given_plan(asked.job, hardware, usd_per_hour=usd_per_hour)
+    assumptions = (*asked.assumptions, *_taken(described, hardware), *plan.assumptions)
+    return PlannedOnGiven(model=asked.model, plan=plan, assumptions=assumptions)
 
 
 def planned_on_given_as_json(found: PlannedOnGiven) -> dict[str, Any]:
@@ -95,8 +118,10 @@ def planned_on_given_as_json(found: PlannedOnGiven) -> dict[str, Any]:
 
 
 def _of_a_search(name: str, value: object) -> FieldProblem:
-    if isinstance(value, list):
-        value = ", ".join(value)
+    if name in ("catalog", "workspace_node_types") and not isinstance(value, str):
+        value = "(its content)"
+    elif isinstance(value, list):
+        value = ", ".join(map(str, value))
     return FieldProblem(
         field=name,
         value=None if value is True else value,
@@ -112,7 +137,7 @@ def _hardware(given: Mapping[str, Any]) -> Hardware:
     nodes = tried(lambda: _whole(given, "nodes", 1, most=MOST_NODES), problems)
     works = f"The default is {RAM_BYTES_PER_GPU // GIB} for each GPU."
     ram = tried(lambda: _number(given, "ram_gib", works), problems)
-    nvme = tried(lambda: _number(given, "nvme_gib", "Leave it out for none."), problems)
+    nvme = tried(lambda: _number(given, "nvme_gib", "Leave it out for none.", least=0), problems)
     interconnect = tried(
         lambda: _number(given, "interconnect_gbps", f"The default is {INTERCONNECT_GBPS} Gbit/s."), problems
     )
@@ -140,33 +165,36 @@ def _whole(given: Mapping[str, Any], name: str, default: int | None = None, *, m
             raise SpecError.of(name, None, "is missing", "Give the number of GPUs that each node has.")
         return default
     try:
-        number = int(str(given[name]))
+        number = float(str(given[name]))
     except ValueError:
-        number = 0
-    if not 1 <= number <= most:
-        raise SpecError.of(name, given[name], f"should be a whole number from 1 to {most:,}", f"Use {default or 8}.")
-    return number
+        number = math.nan
+    if not 1 <= number <= most or not number.is_integer():
+        works = f"Give the number of {'GPUs that each node has' if default is None else 'nodes'}."
+        raise SpecError.of(name, given[name], f"should be a whole number from 1 to {most:,}", works)
+    return int(number)
 
 
-def _number(given: Mapping[str, Any], name: str, works: str) -> float | None:
+def _number(given: Mapping[str, Any], name: str, works: str, *, least: float | None = None) -> float | None:
+    """Above 0, or from ``least`` on."""
     if name not in given:
         return None
     try:
         number = float(str(given[name]))
     except ValueError:
         number = math.nan
-    if not 0 < number <= LARGEST:
-        raise SpecError.of(name, given[name], f"should be a number above 0 and at most {LARGEST:,}", works)
+    if not (number > 0 or number == least) or number > LARGEST:
+        from_least = "above 0 and" if least is None else f"from {least:g} on,"
+        raise SpecError.of(name, given[name], f"should be a number {from_least} at most {LARGEST:,}", works)
     return number
 
 
 def _taken(given: Mapping[str, Any], hardware: Hardware) -> list[str]:
     """What was not said of the hardware."""
     stated = []
-    if "ram_gib" not in given:
-        stated.append(f"Each node has {hardware.ram_bytes_per_node // GIB:,} GiB of RAM (--ram-gib).")
-    if "nvme_gib" not in given:
-        stated.append("No node has an NVMe drive for offload (--nvme-gib).")
-    if "interconnect_gbps" not in given and hardware.nodes > 1:
-        stated.append(f"{INTERCONNECT_GBPS} Gbit/s from one node to the others (--interconnect-gbps).")
+    if given.get("ram_gib") is None:
+        stated.append(f"Each node has {hardware.ram_bytes_per_node // GIB:,} GiB of RAM (ram_gib).")
+    if given.get("nvme_gib") is None:
+        stated.append("No node has an NVMe drive for offload (nvme_gib).")
+    if given.get("interconnect_gbps") is None and hardware.nodes > 1:
+        stated.append(f"{INTERCONNECT_GBPS} Gbit/s from one node to the others (interconnect_gbps).")
     return stated

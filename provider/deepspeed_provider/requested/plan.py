@@ -216,7 +216,7 @@ def _constraints(given: Mapping[str, Any], catalogue: Sequence[NodeType] | None)
     budget_usd = tried(lambda: _positive(given, "budget_usd"), problems)
     deadline_hours = tried(lambda: _positive(given, "deadline_hours"), problems)
     capability = tried(lambda: _capability(given), problems)
-    spot = tried(lambda: _switch(given, "spot"), problems)
+    spot = tried(lambda: asked_switch(given, "spot"), problems)
     if problems or most is None:
         raise SpecError(problems)
     return Constraints(
@@ -294,8 +294,8 @@ def _whole(given: Mapping[str, Any], name: str, default: int, *, most: int) -> i
     return number
 
 
-def _switch(given: Mapping[str, Any], name: str) -> bool:
-    """A form and a template give words."""
+def asked_switch(given: Mapping[str, Any], name: str) -> bool:
+    """Also as a word, as a form and a template give it. Raises :class:`SpecError`."""
     words = {"true": True, "false": False}
     asked = str(given.get(name, False)).strip().lower()
     if asked not in words:
