@@ -72,9 +72,7 @@ ELSEWHERE = {"plan": "auto", "plan_options": {"hardware": ONE}}
         pytest.param(ELSEWHERE, 1, id="others, on which the training would not fit"),
     ],
 )
-def test_an_evaluation_runs_on_the_finetunes_machines_unless_it_has_its_own(
-    options: dict[str, Any], gpus: int
-) -> None:
+def test_an_evaluation_runs_on_the_finetunes_machines_unless_it_has_its_own(options: dict[str, Any], gpus: int) -> None:
     task, tuned = FakeTask(), FakeTask()
     plan = test_finetune.run(finetune(), tuned)["plan"]
     test_finetune.run(evaluation({"model_uri": "mem://tuned", "plan": plan}, **options), task)
@@ -85,7 +83,7 @@ def test_an_evaluation_alone() -> None:
     task = FakeTask()
     test_finetune.run(evaluation("mem://tuned", **ELSEWHERE), task)
     assert submitted(task).gpus_per_node == 1
-    with pytest.raises(AirflowFailException, match="hardware.gpus = 1: there is no such option"):
+    with pytest.raises(AirflowFailException, match=r"hardware\.gpus = 1: there is no such option"):
         test_finetune.run(evaluation("mem://tuned", plan="auto", plan_options={"hardware": {"gpus": 1}}), FakeTask())
 
 
