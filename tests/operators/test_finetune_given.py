@@ -56,7 +56,8 @@ def test_over_spark_connect_settings_and_ranks_follow_the_machines(hardware: dic
 
 
 def evaluation(finetuned: Any, **options: Any) -> Any:
-    return test_finetune.Evaluate(task_id="train", spec=FULL, dataset=DATASET, finetuned=finetuned, **options)
+    asked = {"spec": FULL, "dataset": DATASET, "finetuned": finetuned, **options}
+    return test_finetune.Evaluate(task_id="train", **asked)
 
 
 ONE = {"gpu": "L4", "gpus_per_node": 1}
@@ -79,10 +80,12 @@ def test_an_evaluation_runs_on_the_finetunes_machines_unless_it_has_its_own(opti
     assert (submitted(task).gpus_per_node, submitted(task).use_gpu) == (gpus, True)
 
 
-def test_an_evaluation_alone() -> None:
+@pytest.mark.parametrize(("asked", "used"), [({}, 1), ({"micro_batch_size": 4, "effective_batch_size": 32}, 4)])
+def test_an_evaluation_alone(asked: dict[str, Any], used: int) -> None:
     task = FakeTask()
-    test_finetune.run(evaluation("mem://tuned", **ELSEWHERE), task)
+    test_finetune.run(evaluation("mem://tuned", **{**ELSEWHERE, "spec": {**FULL, **asked}}), task)
     assert submitted(task).gpus_per_node == 1
+    assert TrainingPlan.from_json(submitted(task).payload).optimization.micro_batch_size == used
     with pytest.raises(AirflowFailException, match=r"hardware\.gpus = 1: there is no such option"):
         test_finetune.run(evaluation("mem://tuned", plan="auto", plan_options={"hardware": {"gpus": 1}}), FakeTask())
 

@@ -104,11 +104,11 @@ class DeepSpeedEvaluateOperator(TrainingJobOperator):
         from deepspeed_provider.requested.given import described_hardware
 
         machines, usd_per_hour = described_hardware(hardware)
-        spec = self.get_spec(ranks=machines.world_size, **UNSPLIT)
+        spec = self.get_spec(ranks=machines.world_size, gradient_accumulation_steps=None, effective_batch_size=None)
         settings = Settings(
             nodes=machines.nodes,
             gpus_per_node=machines.gpus_per_node,
-            micro_batch_size=1,
+            micro_batch_size=spec.micro_batch_size or 1,
             gradient_checkpointing=False,
         )
         return HandedPlan(
