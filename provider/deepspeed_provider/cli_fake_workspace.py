@@ -55,7 +55,7 @@ def fake_workspace(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of requests that go wrong: lost, late, sent twice, or answered 429, 5xx or 401.",
+            help="Share of requests that go wrong: lost, late, sent twice, or answered with an error that passes.",
         ),
     ] = 0.0,
 ) -> None:

@@ -180,8 +180,11 @@ class RandomFaults(Faults):
 
     def take(self, method: str, path: str) -> Fault | None:
         planned = super().take(method, path)
-        if planned is not None or self._chance.random() >= self._share:
+        if planned is not None:
             return planned
-        name = self._chance.choice(list(self._kinds))
-        self.taken[name] += 1
+        with self._lock:
+            if self._chance.random() >= self._share:
+                return None
+            name = self._chance.choice(list(self._kinds))
+            self.taken[name] += 1
         return self._kinds[name]
