@@ -66,10 +66,15 @@ JOB = {"cluster": {"spark_env_vars": {"HF_TOKEN": "{{secrets/a/b}}", "QUOTES": "
 @pytest.mark.parametrize(
     ("given", "rendered"),
     [
-        pytest.param({}, {"databricks_conn_id": None, "base_uri": None, "job": None, "use_gpu": False}, id="nothing"),
+        pytest.param({}, {"databricks_conn_id": None, "base_uri": None, "job": None, "plan_options": None}, id="no"),
         pytest.param({"databricks_conn_id": "", "base_uri": " "}, {"databricks_conn_id": None}, id="blanks of a form"),
         pytest.param({"databricks_conn_id": "d", "job": JOB}, {"databricks_conn_id": "d", "job": JOB}, id="an object"),
         pytest.param({"plan": "auto", "use_gpu": True}, {"plan": "auto", "use_gpu": True}, id="planned"),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"budget_usd": 50, "spot": True}},
+            {"plan_options": {"budget_usd": 50, "spot": True}},
+            id="planned within limits",
+        ),
     ],
 )
 def test_where_it_runs_reaches_the_operators(given: dict[str, Any], rendered: dict[str, Any]) -> None:

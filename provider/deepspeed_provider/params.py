@@ -57,7 +57,11 @@ PLACE: Mapping[str, str] = {
 }
 """The params of ``place_params`` as arguments of every operator that runs something on a cluster."""
 
-HARDWARE: Mapping[str, str] = {"plan": "{{ params.plan }}", "use_gpu": "{{ params.use_gpu }}"}
+HARDWARE: Mapping[str, str] = {
+    "plan": "{{ params.plan }}",
+    "plan_options": "{{ params.plan_options | tojson }}",
+    "use_gpu": "{{ params.use_gpu }}",
+}
 """The same, of those that train."""
 
 
@@ -125,6 +129,10 @@ def _number(
     }
     bounds = {"minimum": minimum, "maximum": maximum}
     return schema | {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _object(section: str, title: str, description: str) -> dict[str, Any]:
+    return {"type": ["object", "null"], "title": title, "description": description, "section": section}
 
 
 def _flag(section: str, title: str, description: str) -> dict[str, Any]:
@@ -286,12 +294,17 @@ _PLACES: Mapping[str, dict[str, Any]] = {
         "auto",
         optional=True,
     ),
-    "job": {
-        "type": ["object", "null"],
-        "title": "Job",
-        "description": 'How runs are submitted to Databricks: {"existing_cluster_id": …} or {"cluster": …}, and other '
+    "plan_options": _object(
+        WHERE,
+        "Limits of the plan",
+        'Of an automatic one, by the parameters of GpuPlanOperator: {"budget_usd": 50, "deadline_hours": 12}. For '
+        'machines that are there {"hardware": {"gpu": "A100-80GB", "gpus_per_node": 8}}.',
+    ),
+    "job": _object(
+        WHERE,
+        "Job",
+        'How runs are submitted to Databricks: {"existing_cluster_id": …} or {"cluster": …}, and other '
         "settings of the operators' argument job.",
-        "section": WHERE,
-    },
+    ),
     "use_gpu": _flag(WHERE, "GPUs", "The ranks train on GPUs. With a plan they do anyway; otherwise on CPU if unset."),
 }

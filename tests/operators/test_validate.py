@@ -41,6 +41,11 @@ def validate(params: dict[str, Any] | None = None, **options: Any) -> dict[str, 
             {"plan": "auto"}, "plans when it starts, for what the workspace of 'databricks_default'", id="auto"
         ),
         pytest.param(
+            {"plan": "auto", "plan_options": '{"budget_usd": "50", "node_type": "g5.", "rows": 10, "spot": true}'},
+            "plans when it starts, for what the workspace",
+            id="auto within limits",
+        ),
+        pytest.param(
             {"plan": "auto", "plan_options": {"hardware": HARDWARE}, "job": OWN},
             "On 1 x 1 A10G: bf16, ZeRO ",
             id="auto on a cluster of one's own",
@@ -103,6 +108,16 @@ def test_what_will_run_is_told_without_asking_the_workspace(
             {"plan": "auto", "plan_options": {"hardware": {"gpu": "T4", "gpus_per_node": 1, "ram_gib": 4}}, "job": OWN},
             ["hardware = '1 x 1 T4': is too little for llama-2-7b-hf: "],
             id="too little",
+        ),
+        pytest.param(
+            {"plan": "auto", "plan_options": {"budgt_usd": 5, "node_type": "g5.,p4x", "deadline_hours": "soon"}},
+            [
+                "3 problems",
+                "plan_options.budgt_usd = 5: there is no such option. Did you mean 'budget_usd'?",
+                "plan_options.node_type = 'p4x'",
+                "plan_options.deadline_hours = 'soon': should be a number above 0",
+            ],
+            id="wrong limits",
         ),
         pytest.param({"plan_options": {"top": 3}, "job": OWN}, ["plan_options = {'top': 3}: are for"], id="no plan"),
         pytest.param({"job": OWN, "plan": "auto"}, ["plan = 'auto': chooses a cluster, and job names one"], id="two"),

@@ -186,9 +186,7 @@ def plan_in_task(
     """
     from deepspeed_provider.requested.model_source import ModelSource, hub_fetch
 
-    given = {name: value for name, value in request.items() if not is_blank(value)}
-    if isinstance(given.get("node_type"), str):
-        given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
+    given = read_options(request)
     source = ModelSource(fetch=hub_fetch() if download else None)
     hardware = given.pop("hardware", None)
     if hardware is None:
@@ -256,6 +254,14 @@ def offers_in_task(databricks_conn_id: str) -> WorkspaceOffers:
         raise AirflowFailException(f"{where} does not tell what it has: {error}") from error
     except BackendUnavailable as error:
         raise AirflowException(f"{where} cannot be asked what it has: {error}") from error
+
+
+def read_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's options without what is blank; node types also with commas between them."""
+    given = {name: value for name, value in values.items() if not is_blank(value)}
+    if isinstance(given.get("node_type"), str):
+        given["node_type"] = [name.strip() for name in given["node_type"].split(",") if name.strip()]
+    return given
 
 
 def read_hardware(value: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from deepspeed_provider.hooks.platforms import platform_of
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.operators import rendered
 from deepspeed_provider.operators.durable import TRACKING_VARIABLE
-from deepspeed_provider.operators.plan import read_hardware
+from deepspeed_provider.operators.plan import read_hardware, read_options
 from deepspeed_provider.operators.training_job import UNSPLIT, hardware_of, problems_of_planning
 from deepspeed_provider.params import HARDWARE, PLACE
 from deepspeed_provider.planning import plan
@@ -114,7 +114,8 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
             self._require_none_of_workspace()
             return
         found: list[FieldProblem] = []
-        for require in (self._require_connection, self._require_folder, self._require_job, self._require_plan):
+        each = (self._require_connection, self._require_folder, self._require_job, self._require_plan)
+        for require in (*each, self._require_options):
             _problems_of(require, found)
         if found:
             raise SpecError(found)
@@ -177,6 +178,13 @@ class ValidateSpecOperator(rendered.KeepsReferences, BaseOperator):
 
         if self.plan not in (None, AUTO) and planned_cluster.own_cluster(self.job) is None:
             planned_cluster.require_trainable(read_plan(self.plan))
+
+    def _require_options(self) -> None:
+        """Those of machines that are there are judged with the spec, when it is planned for them."""
+        from deepspeed_provider.requested.finetune import require_options
+
+        if self.trains and self.plan == AUTO and self.plan_options and hardware_of(self.plan_options) is None:
+            require_options(read_options(self.plan_options))
 
     def _reasons(self, spec: FineTuneSpec) -> Sequence[str]:
         """What will run and why, as far as it can be known. Raises :class:`SpecError`."""

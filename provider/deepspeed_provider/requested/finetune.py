@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from deepspeed_provider.requested.plan import EFFECTIVE_BATCH_SIZE
+from deepspeed_provider.errors import SpecError
+from deepspeed_provider.requested.model_source import ModelSource
+from deepspeed_provider.requested.plan import EFFECTIVE_BATCH_SIZE, planned
 from deepspeed_provider.spec import FineTuneSpec, Method
+
+# What only the model and the data tell; whether to download is no option of the plan itself.
+OF_WHAT_IS_TRAINED: Final = ("model", "parameters", "tokens", "rows", "lora_targets", "download")
 
 
 def request_for(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> dict[str, Any]:
@@ -42,6 +48,18 @@ def planning_request(
     if "parameters" in plan_options:
         request.pop("model")
     return request
+
+
+def require_options(plan_options: Mapping[str, Any]) -> None:
+    """Raises :class:`SpecError` for all that is wrong with a plan's further options, whatever is trained.
+
+    They are tried on a model of a common size.
+    """
+    others = {name: value for name, value in plan_options.items() if name not in OF_WHAT_IS_TRAINED}
+    try:
+        planned({"parameters": "1B", "rows": 1, **others}, ModelSource())
+    except SpecError as error:
+        raise SpecError([replace(each, field=f"plan_options.{each.field}") for each in error.problems]) from None
 
 
 def _rows(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> int | None:
