@@ -42,7 +42,7 @@ class Story:
     def __init__(self, place: WorkspacePlace, seed: str) -> None:
         self._place = place
         self._fate = Fate(seed)
-        self._deaths = [self._fate.worker_dies_at() for _ in range(MOST_TRIES)]
+        self._deaths = [self._fate.worker_dies_at(number) for number in range(1, MOST_TRIES + 1)]
         mode = "deferred" if self._fate.deferrable else "blocking"
         self.run = place.trigger(mode, dag="chaos", deaths=self._deaths)
         self.happened: Counter[str] = Counter()
@@ -60,11 +60,11 @@ class Story:
             self.ended = task
             self.happened["worker killed"] = len(self._died)
             self.happened["succeeded" if task["state"] == "success" else "failed"] = 1
-        elif task["state"] in ("running", "deferred") and self._is_to_be_cleared():
+        elif task["state"] in ("running", "deferred") and self._is_to_be_cleared(number):
             self._clear("cleared while alive")
 
-    def _is_to_be_cleared(self) -> bool:
-        return self._fate.is_cleared() and self.happened["cleared while alive"] < MOST_CLEARS
+    def _is_to_be_cleared(self, try_number: int) -> bool:
+        return self._fate.is_cleared(try_number) and self.happened["cleared while alive"] < MOST_CLEARS
 
     def _has_died(self, number: int) -> bool:
         last, path = self._deaths[number - 1], self.run.folder / f"instructions-{number}"

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from deepspeed_provider.testing.faults import RandomFaults, every_kind
 from deepspeed_provider.testing.workspace import FakeWorkspace
 
-from operators.chaos import FAULT_SHARE, SEED, Ended, Fate, course_of_a_run
+from operators.chaos import FAULT_SHARE, SEED, STORMY_TRIES, Ended, Fate, course_of_a_run
 from operators.fake_task import Crash, crash_at
 from operators.workspace_task import WorkspaceTask
 
@@ -48,13 +48,13 @@ class Story:
 
     def play(self) -> tuple[Any, str]:
         """(output, message of the failure); one of them is empty."""
-        for _ in range(30):
+        for _ in range(STORMY_TRIES + self.task.retries + 1):
             ended = self._a_try()
             if ended is not None:
                 return ended
             if self.task.try_number > self.task.max_tries:
                 self._clear("cleared with no try left")
-        raise AssertionError("it goes on for ever")
+        raise AssertionError(f"{self.name} goes on when nobody disturbs it any more: {dict(self.happened)}")
 
     def _a_try(self) -> tuple[Any, str] | None:
         self._arm()
@@ -79,7 +79,7 @@ class Story:
 
     def _arm(self) -> None:
         """Every other worker dies somewhere."""
-        count = self.fate.worker_dies_at()
+        count = self.fate.worker_dies_at(self.task.try_number + 1)
         moment = (lambda *_: None) if count is None else crash_at(count)
         self.task.on_call = self.task.store.on_call = moment
 
@@ -91,7 +91,7 @@ class Story:
 
     def _after(self, deferred: TaskDeferred) -> Any:
         while True:
-            if self.fate.is_cleared():
+            if self.fate.is_cleared(self.task.try_number):
                 raise _Cleared
             event = self._watched(deferred)
             try:
