@@ -129,7 +129,7 @@ class TestForAPerson:
         result = run(*words)
         assert result.exit_code == 1
         assert "Nothing fits 1 x 1 T4." in result.output
-        assert re.search(r"Missing: [\d.]+ GiB of (GPU|host) memory too little at best", result.output)
+        assert re.search(r"Nearest: [\d.]+ GiB of (GPU|host) memory too little at best", result.output)
         said = as_json(*words, exit_code=1)
         assert said["chosen"] is said["deepspeed_config"] is said["cluster"] is None
         assert said["nearest_miss"]["missing_bytes"] > 0

@@ -21,6 +21,7 @@ from deepspeed_provider.plan_texts import (
     grouped,
     job_line,
     machines_text,
+    memory_rows,
     miss_lines,
     settings_text,
     speed_text,
@@ -62,7 +63,7 @@ def print_on_given(console: Console, found: PlannedOnGiven) -> None:
         console.print(_memory(plan.fitted))
     else:
         console.print(Text(f"\nNothing fits {machines}.", style="bold red"))
-        console.print(Text(f"Missing: {plan.fitted}."))
+        console.print(Text(f"Nearest: {plan.fitted}."))
     print_list(console, "Assumptions", found.assumptions, "")
     print_list(console, "Warnings", plan.warnings, "yellow")
 
@@ -111,20 +112,14 @@ def _chosen(found: Candidate) -> str:
 
 
 def _memory(found: Setup) -> Table:
-    memory, hardware = found.memory, found.hardware
     table = _bare_table("")
     table.add_column("Memory")
     table.add_column("GiB", justify="right")
     table.add_column("of", justify="right")
     table.add_column("")
-    for name, used, capacity in (
-        ("each GPU", memory.gpu.total_bytes, hardware.gpu.memory_bytes),
-        ("each host", memory.host.total_bytes, hardware.ram_bytes_per_node),
-        ("NVMe of each host", memory.nvme.total_bytes, hardware.nvme_bytes_per_node),
-    ):
-        if used:
-            bar = ProgressBar(total=max(capacity, 1), completed=used, width=BAR_WIDTH)
-            table.add_row(name, _gib(used), _gib(capacity), bar)
+    for name, used, capacity in memory_rows(found):
+        bar = ProgressBar(total=max(capacity, 1), completed=used, width=BAR_WIDTH)
+        table.add_row(name, _gib(used), _gib(capacity), bar)
     return table
 
 

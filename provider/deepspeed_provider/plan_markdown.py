@@ -17,6 +17,7 @@ from deepspeed_provider.plan_texts import (
     grouped,
     job_line,
     machines_text,
+    memory_rows,
     miss_lines,
     settings_text,
     speed_text,
@@ -55,9 +56,14 @@ def given_markdown(found: PlannedOnGiven) -> str:
     plan, machines = found.plan, given_text(found.plan.hardware)
     if isinstance(plan.fitted, Fitted):
         speed = f"{speed_text(plan.fitted.throughput)}, {time_and_price(plan.fitted)}."
-        chosen = [f"**{_plain(machines)}: {_plain(settings_text(plan.fitted))}**", _plain(speed)]
+        filled = "; ".join(
+            f"{name} {used / GIB:,.1f} of {capacity / GIB:,.1f} GiB"
+            for name, used, capacity in memory_rows(plan.fitted)
+        )
+        settings = _plain(settings_text(plan.fitted))
+        chosen = [f"**{_plain(machines)}: {settings}**", _plain(speed), f"It fills: {filled}."]
     else:
-        chosen = [f"**Nothing fits {_plain(machines)}.**", _plain(f"Missing: {plan.fitted}.")]
+        chosen = [f"**Nothing fits {_plain(machines)}.**", _plain(f"Nearest: {plan.fitted}.")]
     return "\n\n".join(
         [
             f"### {_plain(found.model)}",

@@ -54,6 +54,17 @@ def speed_text(found: Throughput) -> str:
     return f"{found.tokens_per_second:,.0f} tokens/s ({found.mfu:.0%} of the peak, bound by {found.bound_by})"
 
 
+def memory_rows(found: Setup) -> list[tuple[str, int, int]]:
+    """(what, bytes that are used, bytes that are there) of all that is used."""
+    memory, hardware = found.memory, found.hardware
+    rows = [
+        ("each GPU", memory.gpu.total_bytes, hardware.gpu.memory_bytes),
+        ("each host", memory.host.total_bytes, hardware.ram_bytes_per_node),
+        ("NVMe of each host", memory.nvme.total_bytes, hardware.nvme_bytes_per_node),
+    ]
+    return [row for row in rows if row[1]]
+
+
 def time_and_price(found: Fitted) -> str:
     """Of the whole run."""
     hours = f"{found.hours:,.1f} h"

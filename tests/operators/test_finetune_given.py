@@ -137,7 +137,7 @@ def test_on_a_cluster_of_ones_own_it_costs_what_was_said(workspace: FakeWorkspac
         ),
         pytest.param(
             {"plan_options": {"hardware": {"gpu": "T4", "gpus_per_node": 1}}},
-            ["llama-2-7b-hf does not fit 1 x 1 T4. Missing: "],
+            ["llama-2-7b-hf does not fit 1 x 1 T4. Nearest: "],
             id="too small",
         ),
         pytest.param({"plan_options": {"hardware": {}}}, ["hardware.gpu = None: is missing"], id="no word of it"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,7 @@ class TestHardwareThatIsThere:
         assert returned == printed(*self.WORDS)
         assert "**2 x 8 A100-80GB: bf16, ZeRO " in markdown
         assert " h, $" in markdown
+        assert re.search(r"It fills: each GPU [\d.]+ of 79\.1 GiB; each host [\d.]+ of 1,000\.0 GiB\.", markdown)
         assert "- No node has an NVMe drive for offload" in markdown
 
     def test_params_of_a_form(self) -> None:
@@ -126,7 +128,7 @@ class TestHardwareThatIsThere:
         assert run(params, **self.ASKED, hardware=asked)[0]["chosen"]["settings"]["gpus_per_node"] == 8
 
     def test_it_is_too_small(self) -> None:
-        with pytest.raises(AirflowFailException, match=r"does not fit 1 x 1 T4\. Missing: ") as caught:
+        with pytest.raises(AirflowFailException, match=r"does not fit 1 x 1 T4\. Nearest: ") as caught:
             run(**{**self.ASKED, "method": "full"}, hardware={"gpu": "T4", "gpus_per_node": 1})
         assert "**Nothing fits 1 x 1 T4.**" in caught.value.markdown  # type: ignore[attr-defined]
 

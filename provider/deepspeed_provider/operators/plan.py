@@ -237,7 +237,7 @@ def _on_given_in_task(given: Mapping[str, Any], hardware: Mapping[str, Any], sou
 
     found = planned_on_hardware(given, hardware, source)
     short = found.plan.fitted if isinstance(found.plan.fitted, Shortage) else None
-    miss = [f"{found.model} does not fit {given_text(found.plan.hardware)}. Missing: {short}."] if short else []
+    miss = [f"{found.model} does not fit {given_text(found.plan.hardware)}. Nearest: {short}."] if short else []
     return _Shown(markdown=given_markdown(found), content=planned_on_given_as_json(found), miss=miss)
 
 
