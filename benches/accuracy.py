@@ -42,6 +42,8 @@ TIERS = {
     "D": "reserved memory, real data",
     "L": "loops of their own",
 }
+# Rows whose memory grows as only eager attention's does: the table shows them counted so as well.
+QUADRATIC = frozenset({168, 174})
 # Why a row is far off, where it is: the first pattern that holds.
 MECHANISMS: tuple[tuple[Callable[[Measurement], bool], str], ...] = (
     (
@@ -99,8 +101,6 @@ MECHANISMS: tuple[tuple[Callable[[Measurement], bool], str], ...] = (
     ),
     (lambda m: m.tier == "L", "LitGPT's own layers, and a loss in pieces of 128 tokens"),
 )
-# Rows whose memory grows as only eager attention's does: the table shows them counted so as well.
-QUADRATIC = frozenset({168, 174})
 # Known out-of-memory rows that are declared to fit, and why.
 OUT_OF_MEMORY_EXCEPTIONS = {
     55: "LitGPT's own layers keep more than is counted, as its rows 51 and 54 show; short of the GPU by 3%",

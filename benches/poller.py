@@ -22,7 +22,7 @@ from typing import Any
 from deepspeed_provider.testing.workspace import FakeWorkspace
 
 RUNS = (20, 200)
-INTERVAL_S = 3.0
+INTERVAL_S = 3
 # Requests and processor time are those between these moments, while all runs are in flight; ends come after them.
 SETTLED_S, IN_FLIGHT_S = 8.0, 38.0
 SHORTEST_S, LONGEST_S = 42.0, 60.0

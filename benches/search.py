@@ -105,7 +105,8 @@ def _speed() -> None:
         "each other type is not in it is counted when that is read, as the command line does: then it takes the times "
         "with all reasons."
     )
-    ratios, whole_ratios = [], []
+    ratios: list[float] = []
+    whole_ratios: list[float] = []
     for number, (model, method, batch, length) in enumerate(TIMED):
         said = []
         for which, name in enumerate(("nothing known yet", "with all reasons", "again", "with all reasons")):
@@ -189,7 +190,9 @@ def cheapest_per_hour(sought: Job, kinds: Sequence[NodeType]) -> Candidate | Non
 
 def _largest(sought: Job, kind: NodeType, nodes: int, layout: Layout) -> Candidate | None:
     ranks = nodes * kind.gpus
-    if sought.effective_batch_size % ranks or layout not in layouts(sought.options.method, alone=False, has_nvme=True):
+    options = sought.options
+    possible = layouts(options.method, alone=False, has_nvme=True, optimizer=options.optimizer)
+    if sought.effective_batch_size % ranks or layout not in possible:
         return None
     room = Room.of(Hardware.of(kind, nodes), Headroom())
     for size in reversed(micro_batch_sizes(sought.effective_batch_size // ranks)):
