@@ -12,7 +12,7 @@ from deepspeed_provider.sizing.options import Offload
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benches import search  # noqa: E402
+from benches import search
 
 AWS = [kind for kind in node_types() if kind.cloud is Cloud.AWS]
 
