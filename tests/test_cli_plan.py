@@ -64,6 +64,34 @@ class TestJson:
         assert rows["candidates"] == tokens["candidates"]
         assert rows["assumptions"][0].startswith("10,000 rows of 512 tokens")
 
+    def test_a_model_of_few_positions(self):
+        words = ("--model", "gpt2", "--tokens", "10M", "--cloud", "gcp")
+        usual = as_json(*words)
+        assert usual["assumptions"][0] == "The sequence length is 1,024, all the positions that the model knows."
+        assert usual["candidates"] == as_json(*words, "--sequence-length", "1024")["candidates"]
+        result = run(*words, "--sequence-length", "1025", columns=200)
+        assert result.exit_code == 2
+        assert "is beyond the 1,024 positions that gpt2 has learned" in result.stderr
+        # Rotary positions go on, worse.
+        rotary = as_json("--model", "llama-2-7b-hf", "--tokens", "10M", "--sequence-length", "8192", "--cloud", "gcp")
+        assert "beyond the 4,096 positions" in " ".join(rotary["warnings"])
+
+    @pytest.mark.parametrize(
+        ("words", "doubt"),
+        [
+            (["--method", "qlora"], "bitsandbytes"),
+            (["--method", "lora", "--node-type", "g5.12xlarge", "--objective", "time"], "adapters on two nodes"),
+            (["--method", "full", "--node-type", "p4d", "--objective", "time"], "with 400 Gbit/s between them"),
+            (["--method", "full", "--node-type", "p4d", "--max-nodes", "1"], ""),
+        ],
+        ids=["4 bits", "adapters on several nodes", "a slow network", "as measured"],
+    )
+    def test_speeds_that_nobody_measured_are_doubted(self, words, doubt):
+        said = as_json("--model", "llama-2-7b-hf", "--tokens", "50M", *words)["warnings"]
+        doubts = [text for text in said if text.endswith("time and price of this plan may be far off.")]
+        assert len(doubts) == bool(doubt)
+        assert doubt in "".join(doubts)
+
     def test_limits_are_kept(self):
         words = ["--max-usd-per-hour", "20", "--deadline-hours", "3", "--budget-usd", "60", "--max-nodes", "2"]
         said = as_json(*SEVEN_B, *words)
@@ -250,6 +278,37 @@ class TestForAPerson:
             name: cheapest[name] for name in ("node_type_id", "nodes", "usd", "hours")
         }
 
+    @pytest.mark.parametrize(
+        ("words", "helps"),
+        [
+            (["--min-compute-capability", "99"], "GPUs of any generation ("),
+            (["--attention", "flash", "--node-type", "g4dn.12xlarge"], "sdpa attention (g4dn.12xlarge x "),
+        ],
+        ids=["a limit", "kernels"],
+    )
+    def test_too_old_gpus_are_no_dead_end(self, words, helps):
+        said = as_json(*SEVEN_B, *words, exit_code=1)
+        assert any(text.startswith(helps) for text in said["would_fit"])
+        reasons = " ".join(one["reason"] for one in said["rejected"])
+        assert ("flash attention needs at least 8.0" in reasons) == ("flash" in words)
+        assert ("at least 99.0 is asked for" in reasons) == ("99" in words)
+
+    def test_a_missing_spot_price_says_how_to_give_one(self):
+        said = run(*SEVEN_B, "--cloud", "aws", "--spot").output
+        assert "no known spot price; a row of your own gives one (catalog, spot_usd_per_hour)" in " ".join(said.split())
+
+    def test_prices_of_two_regions_are_named(self, tmp_path):
+        file = tmp_path / "mine.csv"
+        file.write_text("cloud,node_type_id,region,on_demand_usd_per_hour\naws,p4d.24xlarge,eu-west-1,20\n")
+        words = [*SEVEN_B, "--cloud", "aws", "--catalog", str(file)]
+        said = run(*words).output
+        assert "p4d.24xlarge in eu-west-1" in said
+        assert "p4d.24xlarge in us-east-1" in said
+        assert "compared by prices of several regions; limit the plan to yours (region)." in " ".join(said.split())
+        only = run(*words, "--region", "eu-west-1").output
+        assert " in eu-west-1 " not in only.partition("Assumptions")[0]
+        assert "several regions" not in only
+
     def test_several_nodes_are_chosen_with_their_driver(self):
         words = ["--deadline-hours", "0.5", "--objective", "time", "--cloud", "aws"]
         chosen = as_json(*SEVEN_B, *words)["chosen"]
@@ -316,7 +375,7 @@ class TestWhatIsWrong:
         ids=["huge", "tiny", "prime"],
     )
     def test_extremes_are_answered(self, words):
-        assert run("--model", "gpt2", *words).exit_code in (0, 1)
+        assert run("--model", "HuggingFaceTB/SmolLM2-135M", *words).exit_code in (0, 1)
 
 
 def test_every_option_of_the_job_is_one_of_training():

@@ -19,6 +19,7 @@ from deepspeed_provider.clusters.job import Objective
 from deepspeed_provider.plan_texts import (
     given_text,
     grouped,
+    has_several_regions,
     job_line,
     machines_text,
     memory_rows,
@@ -73,22 +74,22 @@ def _candidates(plan: GpuPlan, width: int) -> Table:
     first = "cheapest" if plan.objective is Objective.COST else "fastest"
     kind = "spot" if plan.constraints.spot else "on demand"
     table = _bare_table(f"Candidates, {first} first, {kind}")
-    wide = width >= WIDE
+    wide, with_region = width >= WIDE, has_several_regions(plan.choice.candidates)
     table.add_column("")
     table.add_column("Node type", no_wrap=wide)
     table.add_column("GPUs")
     for name in ("$/hour", "Hours", "$ run", *(("GiB each", "Tokens/s", "Settings") if wide else ())):
         table.add_column(name, justify="left" if name == "Settings" else "right", no_wrap=name != "Settings")
     for number, candidate in enumerate(plan.choice.candidates):
-        row = _row(candidate, wide=wide)
+        row = _row(candidate, wide=wide, with_region=with_region)
         table.add_row(">" if number == 0 else "", *row, style="bold" if number == 0 else "")
     return table
 
 
-def _row(found: Candidate, *, wide: bool) -> list[str | Text]:
+def _row(found: Candidate, *, wide: bool, with_region: bool) -> list[str | Text]:
     node_type = found.node_type
     row: list[str | Text] = [
-        Text(machines_text(found) + ("" if wide else f"\n{settings_text(found)}")),
+        Text(machines_text(found, with_region=with_region) + ("" if wide else f"\n{settings_text(found)}")),
         Text(f"{found.nodes * node_type.gpus} {node_type.gpu.name}"),
         f"{found.usd_per_hour:,.2f}",
         f"{found.hours:,.1f}",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from deepspeed_provider.clusters.candidate import Candidate, Setup, above_text, limit_text
@@ -30,10 +31,17 @@ def job_line(job: Job) -> str:
     )
 
 
-def machines_text(found: Candidate) -> str:
+def machines_text(found: Candidate, *, with_region: bool = False) -> str:
     """Node type and how many; the driver of several is paid too."""
     times = f"{found.nodes}+{found.drivers} x " if found.nodes > 1 else ""
-    return f"{times}{found.node_type.node_type_id}"
+    where = f" in {found.node_type.region}" if with_region else ""
+    return f"{times}{found.node_type.node_type_id}{where}"
+
+
+def has_several_regions(found: Iterable[Candidate]) -> bool:
+    """Of one cloud."""
+    places = {(one.node_type.cloud, one.node_type.region) for one in found}
+    return len(places) > len({cloud for cloud, _ in places})
 
 
 def settings_text(found: Setup) -> str:

@@ -263,7 +263,10 @@ DBU, ELSEWHERE = PriceDoubt.LISTED_DBU, PriceDoubt.OTHER_REGION
 )
 def test_whose_price_it_is(row, date, doubts):
     (listed,) = (node for node in node_types() if node.named("p5.48xlarge"))
-    (node,) = (node for node in with_overrides(node_types(), [OWN | row]) if node.named("p5.48xlarge"))
+    region = row.get("region", listed.region)
+    found = {node.region: node for node in with_overrides(node_types(), [OWN | row]) if node.named("p5.48xlarge")}
+    assert set(found) == {listed.region, region}
+    node = found[region]
     assert node.price_date == (date or listed.price_date)
     assert node.price_doubts == doubts
 
@@ -271,8 +274,8 @@ def test_whose_price_it_is(row, date, doubts):
 def test_later_rows_settle_doubts():
     rows = [OWN | {"region": "eu-west-1"}, OWN | {"on_demand_usd_per_hour": 50}, OWN | {"usd_per_dbu": 0.2}]
     for count, doubts in enumerate([set(), {DBU, ELSEWHERE}, {DBU}, set()]):
-        (node,) = (node for node in with_overrides(node_types(), rows[:count]) if node.named("p5.48xlarge"))
-        assert node.price_doubts == doubts
+        named = [node for node in with_overrides(node_types(), rows[:count]) if node.named("p5.48xlarge")]
+        assert named[-1].price_doubts == doubts
 
 
 def test_a_new_type_needs_no_date_with_its_price():
@@ -296,6 +299,26 @@ def test_two_rows_for_one_type_both_count():
     )
     assert len(changed) == 81
     assert (changed[-1].gpus, changed[-1].usd_per_dbu) == (4, 0.1)
+
+
+def test_another_region_is_one_more_place():
+    rows = [OWN | {"region": "eu-west-1", "on_demand_usd_per_hour": 70}, OWN | {"region": "eu-west-2"}]
+    rows += [OWN | {"region": "eu-west-1", "spot_usd_per_hour": 9}, OWN | {"usd_per_dbu": 0.1}]
+    (listed,) = (node for node in node_types() if node.named("p5.48xlarge"))
+    found = [node for node in with_overrides(node_types(), rows) if node.named("p5.48xlarge")]
+    assert [(node.region, node.on_demand_usd_per_hour, node.spot_usd_per_hour) for node in found] == [
+        (listed.region, listed.on_demand_usd_per_hour, None),
+        ("eu-west-1", 70, 9),
+        ("eu-west-2", listed.on_demand_usd_per_hour, None),
+    ]
+    assert {node.usd_per_dbu for node in found} == {0.1}
+    assert {(node.gpus, node.ram_bytes) for node in found} == {(listed.gpus, listed.ram_bytes)}
+
+
+def test_a_wrong_row_for_several_regions_is_told_once():
+    with pytest.raises(SpecError) as caught:
+        with_overrides(node_types(), [OWN | {"region": "eu-west-1"}, OWN | {"cores": 0}])
+    assert len(caught.value.problems) == 1
 
 
 def test_another_gpu_brings_its_own_links():

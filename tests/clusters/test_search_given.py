@@ -13,9 +13,11 @@ from deepspeed_provider.clusters.gpus import GIB, gpu
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Constraints, Headroom, Objective
 from deepspeed_provider.clusters.needs import Shortage
+from deepspeed_provider.clusters.refusals import FLASH_COMPUTE_CAPABILITY
 from deepspeed_provider.clusters.search import search
 from deepspeed_provider.clusters.throughput import slowed
 from deepspeed_provider.errors import SpecError
+from deepspeed_provider.sizing.options import Attention
 
 from clusters.brute_force import random_catalogue, random_job
 from clusters.test_search import _job
@@ -27,6 +29,9 @@ def test_agrees_with_the_search_for_such_machines(seed: int) -> None:
     job, nodes = random_job(chance), chance.choice((1, 2))
     for kind in random_catalogue(chance):
         if not kind.launchable or not kind.priced() or job.effective_batch_size % (kind.gpus * nodes):
+            continue
+        # Whether its kernels run there is asked before settings are.
+        if job.options.attention is Attention.FLASH and kind.gpu.compute_capability < FLASH_COMPUTE_CAPABILITY:
             continue
         limits = Constraints(min_nodes=nodes, max_nodes=nodes)
         sought, found = search(job, [kind], limits, Objective.TIME), fit(job, Hardware.of(kind, nodes))

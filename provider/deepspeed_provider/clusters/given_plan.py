@@ -9,10 +9,10 @@ from typing import Any
 
 from deepspeed_provider.clusters.engine_settings import engine_settings, with_buckets
 from deepspeed_provider.clusters.given import Fitted, fit
-from deepspeed_provider.clusters.gpu_plan import FLASH_COMPUTE_CAPABILITY
 from deepspeed_provider.clusters.hardware import Hardware
 from deepspeed_provider.clusters.job import Headroom, Job
 from deepspeed_provider.clusters.needs import Shortage
+from deepspeed_provider.clusters.refusals import FLASH_COMPUTE_CAPABILITY
 from deepspeed_provider.clusters.settings import steps_on_cpu
 from deepspeed_provider.clusters.statements import headroom_left, steps_text, training_warnings
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config

@@ -24,10 +24,7 @@ from deepspeed_provider.clusters.search import Choice, search
 from deepspeed_provider.clusters.statements import tier_assumptions, tier_warnings, training_warnings
 from deepspeed_provider.deepspeed_config.generate import deepspeed_config
 from deepspeed_provider.deepspeed_config.schema import schema
-from deepspeed_provider.sizing.options import Attention, Method
-
-# Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
-FLASH_COMPUTE_CAPABILITY = (8, 0)
+from deepspeed_provider.sizing.options import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,6 @@ def gpu_plan(
     optimizer whose states would have to leave the GPU and cannot.
     """
     job = replace(job, options=with_buckets(job.architecture, job.options))
-    constraints = _with_kernels(job, constraints)
     listed = tuple(node_types)
     available, missing, warnings = _available(listed, workspace)
     choice = search(job, available, constraints, objective, top)
@@ -116,14 +112,6 @@ def gpu_plan(
         ),
         warnings=tuple(dict.fromkeys((*warnings, *choice.warnings, *tier_warnings(choice.candidates, tier)))),
     )
-
-
-def _with_kernels(job: Job, constraints: Constraints) -> Constraints:
-    """Flash attention's kernels are for Ampere and later."""
-    if job.options.attention is not Attention.FLASH:
-        return constraints
-    least = max(FLASH_COMPUTE_CAPABILITY, constraints.min_compute_capability or FLASH_COMPUTE_CAPABILITY)
-    return replace(constraints, min_compute_capability=least)
 
 
 def _available(

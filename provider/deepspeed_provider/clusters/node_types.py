@@ -34,7 +34,8 @@ def node_types(*, tier: Tier = Tier.PREMIUM) -> tuple[NodeType, ...]:
 def with_overrides(found: Iterable[NodeType], rows: Iterable[Mapping[str, Any]]) -> tuple[NodeType, ...]:
     """The catalogue with a user's own rows: those named by ``cloud`` and ``node_type_id`` change, others are added.
 
-    Columns are those of the packaged ``node_types.csv``, and ``usd_per_dbu``; an empty one says nothing.
-    Raises :class:`SpecError` with every problem of every row.
+    A row for another region is one more place for the same machine, and what it leaves out is as in the catalogue; one
+    without a region is for all of them. Columns are those of the packaged ``node_types.csv``, and ``usd_per_dbu``; an
+    empty one says nothing. Raises :class:`SpecError` with every problem of every row.
     """
     return overridden(tuple(found), rows)

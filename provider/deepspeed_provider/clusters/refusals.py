@@ -6,7 +6,10 @@ from __future__ import annotations
 from deepspeed_provider.clusters.job import Constraints, Job
 from deepspeed_provider.clusters.node_type import NodeType, Support
 from deepspeed_provider.clusters.settings import node_counts
+from deepspeed_provider.sizing.options import Attention
 
+# Of flash-attn 2 (its README: Ampere, Ada or Hopper GPUs).
+FLASH_COMPUTE_CAPABILITY = (8, 0)
 _SUPPORT = {
     Support.RETIRED: "retired: Databricks no longer launches it",
     Support.NO_EVIDENCE: "Databricks does not name it among its node types",
@@ -21,10 +24,10 @@ def refusal(job: Job, node_type: NodeType, constraints: Constraints) -> str | No
         return _place(node_type, constraints)
     if _not_asked_for(node_type, constraints):
         return "not among the node types asked for"
-    if _too_old(node_type, constraints):
-        return _generation(node_type, constraints)
+    if _too_old(job, node_type, constraints):
+        return _generation(job, node_type, constraints)
     if not node_type.priced(spot=constraints.spot):
-        return f"no known {'spot' if constraints.spot else 'on-demand'} price"
+        return _unpriced(constraints)
     return None if _divides(job, node_type, constraints) else _division(job, node_type, constraints)
 
 
@@ -46,18 +49,26 @@ def _not_asked_for(node_type: NodeType, constraints: Constraints) -> bool:
     return bool(begins) and not node_type.node_type_id.casefold().startswith(begins)
 
 
-def _too_old(node_type: NodeType, constraints: Constraints) -> bool:
-    least = constraints.min_compute_capability
-    return least is not None and node_type.gpu.compute_capability < least
+def _too_old(job: Job, node_type: NodeType, constraints: Constraints) -> bool:
+    least = max(constraints.min_compute_capability or (0, 0), _for_kernels(job))
+    return node_type.gpu.compute_capability < least
 
 
-def _generation(node_type: NodeType, constraints: Constraints) -> str:
+def _for_kernels(job: Job) -> tuple[int, int]:
+    return FLASH_COMPUTE_CAPABILITY if job.options.attention is Attention.FLASH else (0, 0)
+
+
+def _generation(job: Job, node_type: NodeType, constraints: Constraints) -> str:
+    asked, needed = constraints.min_compute_capability or (0, 0), _for_kernels(job)
     bf16 = "" if node_type.gpu.bf16 else ", no bf16"
-    has, asked = (
-        ".".join(map(str, version))
-        for version in (node_type.gpu.compute_capability, constraints.min_compute_capability or (0, 0))
-    )
-    return f"{node_type.gpu.name} has compute capability {has}{bf16}; at least {asked} is asked for"
+    has, least = (".".join(map(str, version)) for version in (node_type.gpu.compute_capability, max(asked, needed)))
+    who = f"at least {least} is asked for" if asked >= needed else f"flash attention needs at least {least}"
+    return f"{node_type.gpu.name} has compute capability {has}{bf16}; {who}"
+
+
+def _unpriced(constraints: Constraints) -> str:
+    kind, column = ("spot", "spot") if constraints.spot else ("on-demand", "on_demand")
+    return f"no known {kind} price; a row of your own gives one (catalog, {column}_usd_per_hour)"
 
 
 def _divides(job: Job, node_type: NodeType, constraints: Constraints) -> bool:

@@ -13,6 +13,7 @@ from deepspeed_provider.clusters.node_type import NodeType
 from deepspeed_provider.clusters.refusals import refusal
 from deepspeed_provider.clusters.search import search
 from deepspeed_provider.clusters.ways import Ways
+from deepspeed_provider.sizing.options import Attention
 
 
 def what_would_fit(job: Job, node_types: Sequence[NodeType], constraints: Constraints) -> tuple[str, ...]:
@@ -45,6 +46,8 @@ def _of_places(job: Job, constraints: Constraints) -> dict[str, tuple[Job, Const
         changes[f"another {'cloud' if constraints.clouds else 'region'}"] = job, anywhere
     if constraints.node_type_ids or constraints.families:
         changes["other node types"] = job, anything
+    if constraints.min_compute_capability is not None:
+        changes["GPUs of any generation"] = job, replace(constraints, min_compute_capability=None)
     return changes
 
 
@@ -57,6 +60,9 @@ def _of_jobs(job: Job, constraints: Constraints) -> dict[str, tuple[Job, Constra
         f"a sequence length of {short.sequence_length:,}": replace(job, options=short),
         f"an effective batch size of {batch}": replace(job, effective_batch_size=batch),
     }
+    if job.options.attention is Attention.FLASH:
+        plain = job.options.model_copy(update={"attention": Attention.SDPA})
+        changed["sdpa attention"] = replace(job, options=plain)
     for name in order[order.index(job.options.method.value) + 1 :]:
         options = type(job.options)(**{**job.options.model_dump(), "method": name})
         changed[f"method {name}"] = replace(job, options=options)

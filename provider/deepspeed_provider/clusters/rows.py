@@ -75,23 +75,32 @@ def overridden(found: tuple[NodeType, ...], rows: Iterable[Mapping[str, Any]]) -
     dbu_usd = {cloud: usd_per_dbu(cloud) for cloud in Cloud} | {node.cloud: node.usd_per_dbu for node in found}
     for given in rows:
         row = {name: value for name, value in given.items() if value not in (None, "")}
-        old = _named(merged, row)
-        base = _values(old) if old else {}
-        if "gpu" in row:
-            base.pop("intra_node_gb_per_second", None)
         if any(name in row for name in _PRICES) and "price_date" not in row:
             row["price_date"] = OWN_PRICE
-        node = _node_type(base | row, dbu_usd, problems, old=old)
-        if node is None:
-            continue
-        node = dataclasses.replace(node, price_doubts=_doubts(node, row, old))
-        if old is None:
-            merged.append(node)
-        else:
-            merged[merged.index(old)] = node
+        named = _named(merged, row)
+        there = [place for place in named if row.get("region") in (None, merged[place].region)]
+        for place in there:
+            node = _mended(merged[place], row, dbu_usd, problems)
+            if node is None:
+                break
+            merged[place] = node
+        if not there:
+            node = _mended(merged[named[0]] if named else None, row, dbu_usd, problems)
+            merged += [node] if node is not None else []
     if problems:
         raise SpecError(problems)
     return tuple(merged)
+
+
+def _mended(
+    old: NodeType | None, row: Mapping[str, Any], dbu_usd: Mapping[Cloud, float], problems: list[FieldProblem]
+) -> NodeType | None:
+    """With what the row says; None where it has problems, which are added to the list."""
+    base = _values(old) if old else {}
+    if "gpu" in row:
+        base.pop("intra_node_gb_per_second", None)
+    node = _node_type({**base, **row}, dbu_usd, problems, old=old)
+    return None if node is None else dataclasses.replace(node, price_doubts=_doubts(node, row, old))
 
 
 def _doubts(node: NodeType, row: Mapping[str, Any], old: NodeType | None) -> frozenset[PriceDoubt]:
@@ -109,9 +118,10 @@ def _doubts(node: NodeType, row: Mapping[str, Any], old: NodeType | None) -> fro
     return frozenset(found)
 
 
-def _named(nodes: Iterable[NodeType], row: Mapping[str, Any]) -> NodeType | None:
+def _named(nodes: Iterable[NodeType], row: Mapping[str, Any]) -> list[int]:
+    """Where they stand, one for each region."""
     cloud, name = _lower(row.get("cloud")), str(row.get("node_type_id"))
-    return next((node for node in nodes if node.cloud == cloud and node.named(name)), None)
+    return [place for place, node in enumerate(nodes) if node.cloud == cloud and node.named(name)]
 
 
 def _values(node: NodeType) -> dict[str, Any]:

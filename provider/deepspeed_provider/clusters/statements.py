@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from deepspeed_provider.clusters.candidate import POOR_NETWORK_FACTOR, STARTUP_HOURS, Candidate, Setup
+from deepspeed_provider.clusters.gpus import GIGA
 from deepspeed_provider.clusters.job import Constraints, Headroom, Job
-from deepspeed_provider.clusters.node_type import OWN_PRICE, NodeType, PriceDoubt, Support, Tier
+from deepspeed_provider.clusters.node_type import OWN_PRICE, Cloud, NodeType, PriceDoubt, Support, Tier
 from deepspeed_provider.clusters.prices import has_tier, price_region
 from deepspeed_provider.clusters.settings import steps_on_cpu
-from deepspeed_provider.sizing.options import Offload, Optimizer
+from deepspeed_provider.sizing.options import Method, Offload, Optimizer
+
+# 1600 Gbit/s, the slowest of the published runs on several nodes.
+MEASURED_INTER_NODE_BYTES_PER_SECOND: Final = 200 * GIGA
 
 
 def assumptions(job: Job, found: Sequence[Candidate], constraints: Constraints) -> tuple[str, ...]:
@@ -48,6 +53,9 @@ def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
     """Of the rows shown: assumed numbers, and networks that Databricks advises against."""
     kinds = _distinct(one.node_type for one in found)
     several = _distinct(one.node_type for one in found if one.nodes > 1)
+    regions: dict[Cloud, set[str]] = {}
+    for kind in kinds:
+        regions.setdefault(kind.cloud, set()).add(kind.region)
     doubts = {
         "training over several nodes with their network is advised against by Databricks": [
             kind for kind in several if kind.poor_network
@@ -64,6 +72,9 @@ def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
         "your row names another region but no price of the machine, which stays the one that the catalogue has": [
             kind for kind in kinds if PriceDoubt.OTHER_REGION in kind.price_doubts
         ],
+        "compared by prices of several regions; limit the plan to yours (region)": [
+            kind for kind in kinds if len(regions[kind.cloud]) > 1
+        ],
         "how much of its peak the GPU reaches is assumed, not measured": [
             kind for kind in kinds if kind.gpu.matmul_source.startswith("assumed")
         ],
@@ -73,18 +84,31 @@ def warnings(found: Sequence[Candidate]) -> tuple[str, ...]:
 
 def training_warnings(found: Setup) -> list[str]:
     """Of one way to train, wherever that is."""
-    options, stated = found.options, []
-    if options.offload is not Offload.NONE:
-        stated.append(
-            "How fast offloaded states move and step (PCIe, the CPU's Adam, NVMe drives) follows published rates, and "
-            "was not measured: time and price of this plan may be far off."
-        )
+    stated = [f"{doubt}: time and price of this plan may be far off." for doubt in _doubtful_speeds(found)]
+    options = found.options
     if options.optimizer is not Optimizer.ADAMW:
         stated.append(
             f"The training of this package steps with AdamW, never {options.optimizer}: this plan is for a "
             "training of your own."
         )
     return stated
+
+
+def _doubtful_speeds(found: Setup) -> Iterator[str]:
+    """What the throughput model was not measured with, or failed on (docs/throughput.md)."""
+    options, hardware = found.options, found.hardware
+    if options.offload is not Offload.NONE:
+        yield (
+            "How fast offloaded states move and step (PCIe, the CPU's Adam, NVMe drives) follows published rates, and "
+            "was not measured"
+        )
+    if options.method is Method.QLORA:
+        yield "How fast bitsandbytes unpacks 4-bit weights was not measured, and other kernels' runs were slower"
+    if hardware.nodes > 1 and options.method is not Method.FULL:
+        yield "Published runs of adapters on two nodes took nearly twice as long as the model says"
+    elif hardware.nodes > 1 and hardware.inter_node_bytes_per_second < MEASURED_INTER_NODE_BYTES_PER_SECOND:
+        gbps = hardware.inter_node_bytes_per_second * 8 / GIGA
+        yield f"Several nodes with {gbps:,.0f} Gbit/s between them were not measured"
 
 
 def _prices(found: Sequence[Candidate], *, spot: bool) -> tuple[str, ...]:
@@ -121,4 +145,4 @@ def _distinct(kinds: Iterable[NodeType]) -> list[NodeType]:
 
 
 def _names(kinds: Iterable[NodeType]) -> str:
-    return ", ".join(kind.node_type_id for kind in kinds)
+    return ", ".join(dict.fromkeys(kind.node_type_id for kind in kinds))

@@ -21,7 +21,7 @@ from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean, nea
 from deepspeed_provider.requested.cluster import CLUSTER_OPTIONS, asked_settings
 from deepspeed_provider.requested.estimate import asked_model, asked_options
 from deepspeed_provider.requested.files import read_answer, rows_of
-from deepspeed_provider.requested.model_source import ModelSource, parse_parameter_count
+from deepspeed_provider.requested.model_source import Model, ModelSource, parse_parameter_count
 from deepspeed_provider.sizing.options import Attention, Method, TrainingOptions
 from deepspeed_provider.sizing.weights import weights
 
@@ -115,7 +115,13 @@ def asked_job(given: Mapping[str, Any], source: ModelSource) -> AskedJob:
     """By the options under "What is trained". Raises :class:`SpecError` with all their problems."""
     problems: list[FieldProblem] = []
     model = tried(lambda: asked_model(given, source), problems)
-    options = tried(lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given}), problems)
+    known = 0 if model is None else model.architecture.max_positions
+    length, shortened = _length(given, known)
+    options = tried(
+        lambda: asked_options({name: given[name] for name in JOB_OPTIONS if name in given} | length), problems
+    )
+    if model is not None and options is not None:
+        tried(lambda: _require_positions(model, options), problems)
     amount = tried(lambda: _amount(given), problems)
     batch = tried(lambda: _whole(given, "effective_batch_size", EFFECTIVE_BATCH_SIZE, most=MOST_SEQUENCES), problems)
     if model is not None and options is not None:
@@ -123,6 +129,7 @@ def asked_job(given: Mapping[str, Any], source: ModelSource) -> AskedJob:
     if problems or model is None or options is None or amount is None or batch is None:
         raise SpecError(problems)
     tokens, assumptions = _tokens(amount, options)
+    assumptions += shortened
     if "effective_batch_size" not in given:
         assumptions.append(f"The effective batch is {batch} sequences.")
     job = Job(architecture=model.architecture, options=options, tokens=tokens, effective_batch_size=batch)
@@ -195,6 +202,22 @@ def _amount(given: Mapping[str, Any]) -> tuple[str, int]:
     if count < 1:
         raise SpecError.of(name, given[name], f"is no number of {name}", "Use a number such as 50M, 2e6 or 10000.")
     return name, count
+
+
+def _length(given: Mapping[str, Any], known: int) -> tuple[dict[str, int], list[str]]:
+    """The sequence length of a model that knows fewer positions than the usual one, where none was asked for."""
+    name = "sequence_length"
+    if name in given or not 0 < known < TrainingOptions.model_fields[name].default:
+        return {}, []
+    return {name: known}, [f"The sequence length is {known:,}, all the positions that the model knows."]
+
+
+def _require_positions(model: Model, options: TrainingOptions) -> None:
+    """Learned positions end; a longer sequence fails at the first step."""
+    architecture, length = model.architecture, options.sequence_length
+    if architecture.position_rows and length > architecture.max_positions:
+        text = f"is beyond the {architecture.max_positions:,} positions that {model.name} has learned"
+        raise SpecError.of("sequence_length", length, text, f"Use at most {architecture.max_positions:,}.")
 
 
 def _tokens(amount: tuple[str, int], options: TrainingOptions) -> tuple[int, list[str]]:
