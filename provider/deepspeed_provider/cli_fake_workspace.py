@@ -29,6 +29,7 @@ SCENARIOS: Final[Mapping[str, Callable[[], endings.Ending]]] = {
         for make in (
             endings.host_killed,
             endings.internal_error,
+            endings.cluster_ended_by_somebody,
             endings.library_failure,
             endings.out_of_gpu_memory,
             endings.spot_loss,

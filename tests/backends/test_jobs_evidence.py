@@ -43,6 +43,32 @@ KINDS = {
     "killed for host memory": (FAILED, {"error": "exits with return code = -9"}, None, "HOST_OOM"),
     "a missing package": (FAILED, {"error": "ModuleNotFoundError: No module named 'peft'"}, None, "USER"),
     "a broken collective": (FAILED, {"error": "DistBackendError: NCCL error"}, None, "TRANSIENT"),
+    "Java's memory": (FAILED, {"error": "java.lang.OutOfMemoryError: Java heap space"}, None, "HOST_OOM"),
+    "NCCL's chatter": (FAILED, {"error": "ValueError: bad column", "logs": "g5: NCCL INFO ring"}, None, "UNKNOWN"),
+    "a warning of what was got over": (
+        FAILED,
+        {"error": "ZeroDivisionError", "logs": "ConnectionResetError: Connection reset by peer\nretrying"},
+        None,
+        "UNKNOWN",
+    ),
+    "what somebody caught": (
+        FAILED,
+        {"error": "RuntimeError: ranks failed", "logs": "ImportError caught: falling back\n[rank0]: KeyError: 'x'"},
+        None,
+        "UNKNOWN",
+    ),
+    "a rank's missing package": (
+        FAILED,
+        {"error": "RuntimeError: ranks failed", "logs": "[rank0]: ModuleNotFoundError: No module named 'x'\nbye"},
+        None,
+        "USER",
+    ),
+    "a chain of exceptions": (
+        FAILED,
+        {"error": "KeyError: 'x'", "error_trace": "ImportError: no y\nDuring handling\nKeyError: 'x'"},
+        None,
+        "UNKNOWN",
+    ),
     "user code": (FAILED, {"error": "ValueError: no rows"}, None, "UNKNOWN"),
 }
 

@@ -20,6 +20,8 @@ from operators.fake_task import Crash, crash_at
 from operators.workspace_task import WorkspaceTask
 
 SUBMIT, GET = "jobs/runs/submit", "jobs/runs/get"
+OUTPUT = "jobs/runs/get-output"
+NO_PERMISSION = faults.Fault(status=403, body={"error_code": "PERMISSION_DENIED", "message": "No CAN_VIEW on the run."})
 SUBMITTED = (f"2.2/{SUBMIT}", "after")
 
 
@@ -161,6 +163,9 @@ STORMS = {
     "dropped connections": (faults.lost_request(), 12),
     "token refused, and accepted again": (faults.refused_token(401), 5),
     "permission refused, and given again": (faults.refused_token(403), 5),
+    "a proxy's page": (faults.stray_page(404), 12),
+    "a run that is there is not known": (faults.unknown_run(), 1),
+    "nor again": (faults.unknown_run(), 4),
 }
 
 
@@ -169,9 +174,20 @@ def test_nothing_that_passes_ends_the_wait(
     task: WorkspaceTask, deferrable: bool, fault: faults.Fault, times: int
 ) -> None:
     task.workspace.fault(fault, path=GET, times=times, skip=2)
-    task.run(deferrable=deferrable)
+    assert task.run(deferrable=deferrable)["generation"] == 1
     assert len(task.workspace.runs) == 1
     assert task.workspace.runs[0].cancels == 0
+
+
+def test_a_run_that_is_never_shown_is_waited_for_until_the_deadline(task: WorkspaceTask, deferrable: bool) -> None:
+    """Its token says that it is there, and everything else that it is not."""
+    task.options["timeout"] = timedelta(hours=1)
+    task.workspace.next_run(run_s=1e6)
+    task.workspace.fault(faults.unknown_run(), path=GET, times=10**6)
+    with pytest.raises(AirflowException, match="deadline"):
+        task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+    assert len(task.workspace.requests_for(SUBMIT)) < 200
 
 
 def test_a_state_that_is_not_known_yet_is_waited_through(task: WorkspaceTask, deferrable: bool) -> None:
@@ -210,6 +226,7 @@ def test_a_failure_has_its_cause_and_its_kind(
     with pytest.raises(AirflowException) as caught:
         task.run(deferrable=deferrable)
     assert said in str(caught.value)
+    assert str(caught.value).count(task.workspace.runs[0].url) == 1
     assert isinstance(caught.value, AirflowFailException) is not retried
     if not retried:
         task.clear()  # only a person makes it run again
@@ -232,6 +249,51 @@ def test_cancelled_on_databricks_by_somebody_is_the_end(task: WorkspaceTask, def
         task.after(deferred)
     assert len(task.workspace.runs) == 1
     assert task.record["outcome"] == "cancelled"
+
+
+def test_whoever_ends_its_cluster_ends_the_run(task: WorkspaceTask, deferrable: bool) -> None:
+    task.workspace.next_run(endings.cluster_ended_by_somebody())
+    with pytest.raises(AirflowFailException, match=r"somebody cancelled the run .*CLUSTER_TERMINATED_BY_USER"):
+        task.run(deferrable=deferrable)
+    assert len(task.workspace.runs) == 1
+
+
+@pytest.mark.parametrize("refusal", [faults.refused_token(401), faults.refused_token(403), NO_PERMISSION])
+def test_a_result_that_is_refused_for_a_while_is_waited_for(
+    task: WorkspaceTask, deferrable: bool, refusal: faults.Fault
+) -> None:
+    """Storage that only the cluster reads: the run's output alone has its result."""
+    task.base_uri = "s3://bucket/runs"
+    task.workspace.fault(refusal, path=OUTPUT, times=5)
+    assert task.run(deferrable=deferrable)["generation"] == 1
+    assert len(task.workspace.runs) == 1
+
+
+def test_a_worker_killed_within_a_submission_leaves_a_run_that_is_known_again(task: WorkspaceTask) -> None:
+    """By its id: its page is told while it lives, and it need not be looked for among the runs of others."""
+    task.workspace.next_run(start_s=60.0, run_s=3600.0)
+    task.on_call = lambda path, moment: crash_at(1)(path, moment) if (path, moment) == SUBMITTED else None
+    with pytest.raises(Crash):
+        task.execute(deferrable=True)
+    task.on_call = lambda *_: None
+    (run,) = task.workspace.runs
+    deferred = deferred_task(task)
+    assert deferred.trigger.handle["ids"] == {"run_id": str(run.run_id)}
+    assert task.xcoms["databricks_run_url"] == run.url
+    lists = len(task.workspace.requests_for("jobs/runs/list"))
+    asyncio.run(task.watched(deferred))
+    assert len(task.workspace.requests_for("jobs/runs/list")) - lists <= len(task.workspace.requests_for(GET)) + 10
+
+
+def test_what_is_refused_before_it_is_sent_leaves_nothing_to_stop(
+    task: WorkspaceTask, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task.job_settings = {"existing_cluster_id": "no-such-cluster"}
+    with pytest.raises(AirflowFailException, match="no-such-cluster"):
+        task.execute(deferrable=False)
+    assert task.record["outcome"] == "failed"
+    assert task.workspace.requests_for("jobs/runs/list") == []
+    assert "cancelling" not in caplog.text + capsys.readouterr().out
 
 
 def test_a_retry_just_after_a_cancel_of_ours_waits_for_the_end_and_runs_anew(

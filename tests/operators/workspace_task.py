@@ -61,13 +61,16 @@ class WorkspaceOperator(FakeTaskOperator):
 
     get_platform = FakeTaskOperator.get_platform
 
-    def __init__(self, *, base_uri: str, on_call: Callable[[str, str], None], **kwargs: Any) -> None:
+    def __init__(
+        self, *, base_uri: str, on_call: Callable[[str, str], None], job_settings: dict[str, Any], **kwargs: Any
+    ) -> None:
         super().__init__(base_uri=base_uri, databricks_conn_id="databricks_default", **kwargs)
         self.on_call = on_call
+        self.job_settings = job_settings
 
     def get_backend(self) -> DatabricksJobsBackend:
         hook = DatabricksWorkspaceHook(sleep=self.sleep)
-        settings = JobSettings(code_folder=f"{VOLUME}/code", cluster=CLUSTER)
+        settings = JobSettings(code_folder=f"{VOLUME}/code", **self.job_settings)
         return DatabricksJobsBackend(WatchedWire(hook, self.on_call), settings)
 
     def get_base_uri(self) -> str:
@@ -84,6 +87,7 @@ class WorkspaceTask(FakeTask):
     workspace: FakeWorkspace = field(default_factory=FakeWorkspace)
     base_uri: str = VOLUME
     on_call: Callable[[str, str], None] = lambda *_: None
+    job_settings: dict[str, Any] = field(default_factory=lambda: {"cluster": CLUSTER})
 
     def __post_init__(self) -> None:
         self.clock = WorkspaceClock(workspace=self.workspace)
@@ -95,6 +99,7 @@ class WorkspaceTask(FakeTask):
             retries=self.retries,
             base_uri=self.base_uri,
             on_call=lambda *call: self.on_call(*call),
+            job_settings=self.job_settings,
             **{"poll_interval": 60.0, **self.options, **options},
         )
         self.operator = found

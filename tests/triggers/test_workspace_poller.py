@@ -149,11 +149,11 @@ def test_ends_are_told_by_the_next_round(workspace: FakeWorkspace) -> None:
     assert {status.state for status in told[going_on[0]]} <= {RunState.PENDING, RunState.RUNNING}
 
 
-def test_a_run_that_is_gone_is_lost_and_its_neighbours_are_not(workspace: FakeWorkspace) -> None:
+def test_a_run_that_is_gone_is_unseen_and_its_neighbours_are_not(workspace: FakeWorkspace) -> None:
     first, second = submit(workspace, 2)
     workspace.jobs.forget(int(first))
     told = Watch(workspace).rounds([first, second], 1)
-    assert [told[each][0].state for each in (first, second)] == [RunState.LOST, RunState.RUNNING]
+    assert [told[each][0].state for each in (first, second)] == [RunState.UNSEEN, RunState.RUNNING]
 
 
 NO_ANSWERS: dict[str, faults.Fault] = {

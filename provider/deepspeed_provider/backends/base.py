@@ -151,6 +151,8 @@ class RunStatus:
     """What the platform calls the state, and its message where it has one."""
     by_person: bool = False
     """Of a cancelled run: somebody asked for it, rather than the platform. That somebody may be us."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """What the cluster calls the run, where the handle did not say so and it was found anyway."""
 
 
 class BackendUnavailable(Exception):

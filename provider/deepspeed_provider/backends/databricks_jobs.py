@@ -11,7 +11,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,14 @@ from deepspeed_provider.backends.cluster_fit import require_fit
 from deepspeed_provider.backends.jobs_body import JobSettings, name_mark, submit_body
 from deepspeed_provider.backends.jobs_evidence import TaskEvidence, failure_of, marked
 from deepspeed_provider.backends.jobs_pages import pages_of
-from deepspeed_provider.backends.jobs_queries import JOBS, active_runs, is_unknown, patience, unknown_run
+from deepspeed_provider.backends.jobs_queries import (
+    JOBS,
+    active_runs,
+    is_unknown,
+    patience,
+    patience_with_tokens,
+    unknown_run,
+)
 from deepspeed_provider.backends.jobs_states import billed_seconds, latest_attempts, status_of
 from deepspeed_provider.backends.workspace_files import WorkspaceFiles, path_of
 from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
@@ -66,7 +73,7 @@ class DatabricksJobsBackend:
         """Raises SpecError for fields of the user's that contradict ours, and for a cluster that cannot serve the run,
         before anything is sent."""
         # Its state first: whoever has an id knows that it arrived.
-        if handle.ids.get("run_id") and self.poll(handle).state is not RunState.LOST:
+        if handle.ids.get("run_id") and self.poll(handle).state not in (RunState.LOST, RunState.UNSEEN):
             return handle
         if self._settings is None:
             raise ValueError("a run is submitted by a backend with job settings")
@@ -94,8 +101,9 @@ class DatabricksJobsBackend:
             return RunStatus(state=RunState.LOST, detail="somebody deleted the run")
         if run_id is None:
             found = self._alive(handle)
-            detail = "no run of this name is active"
-            return RunStatus(state=RunState.UNSEEN, detail=detail) if found is None else status_of(found)
+            if found is None:
+                return RunStatus(state=RunState.UNSEEN, detail="no run of this name is active")
+            return replace(status_of(found), ids={"run_id": str(found["run_id"])})
         try:
             with patience():
                 return status_of(self._wire.get(f"{JOBS}/get", {"run_id": run_id}))
@@ -112,10 +120,9 @@ class DatabricksJobsBackend:
         status = status_of(run)
         if not status.state.terminal:
             raise ValueError(f"run {handle.token[:12]} has no result yet: it is {status.state}")
-        tasks = [self._evidence(task) for task in latest_attempts(run)]
         if status.state is not RunState.SUCCEEDED:
-            raise FineTuneError(failure_of(run, tasks))
-        for kept in self._returned(handle, tasks):
+            raise FineTuneError(failure_of(run, [self._evidence(task) for task in latest_attempts(run)]))
+        for kept in self._returned(handle, run):
             if kept.get("token") == handle.token:
                 return kept.get("value")
         raise FineTuneError(_no_result(run))
@@ -134,7 +141,7 @@ class DatabricksJobsBackend:
                 self._wire.post(f"{JOBS}/cancel", {"run_id": int(run_id)})
         except WireRefused as refused:
             if not is_unknown(refused):
-                raise
+                raise BackendUnavailable(f"the workspace does not cancel the run: {refused}") from refused
 
     def read_texts(self, uri_pattern: str) -> dict[str, str]:
         """Nothing of storage that the workspace does not read."""
@@ -207,7 +214,8 @@ class DatabricksJobsBackend:
 
     def _look(self, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return self._wire.get(path, query)
+            with patience_with_tokens():
+                return self._wire.get(path, query)
         except WireRefused as refused:
             log.info("%s cannot be read: %s", path, refused)
             return {}
@@ -216,7 +224,8 @@ class DatabricksJobsBackend:
         body: dict[str, Any] = {"cluster_id": cluster_id, "order": "ASC"}
         while True:
             try:
-                answer = self._wire.post(f"{CLUSTERS}/events", body)
+                with patience_with_tokens():
+                    answer = self._wire.post(f"{CLUSTERS}/events", body)
             except WireRefused as refused:
                 log.info("events of cluster %s cannot be read: %s", cluster_id, refused)
                 return
@@ -225,15 +234,24 @@ class DatabricksJobsBackend:
                 return
             body = {**body, "page_token": answer["next_page_token"]}
 
-    def _returned(self, handle: RunHandle, tasks: list[TaskEvidence]) -> Iterator[dict[str, Any]]:
-        """What the driver side kept, from its file or from the marked line that it printed."""
+    def _returned(self, handle: RunHandle, run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the driver side kept, from its file or from the marked line that it printed.
+
+        Of a run that has succeeded nothing else tells the result: whatever is refused is asked for again.
+        """
         for text in self.read_texts(f"{handle.output_uri}/{RETURNED}").values():
             try:
                 yield json.loads(text)
             except ValueError:
                 continue
-        for task in tasks:
-            yield from marked(str(task.output.get("logs") or ""), RESULT_MARK)
+        for task in latest_attempts(run):
+            try:
+                with patience():
+                    output = self._wire.get(f"{JOBS}/get-output", {"run_id": task.get("run_id")})
+            except WireRefused as refused:
+                log.info("the output of task run %s cannot be read: %s", task.get("run_id"), refused)
+                continue
+            yield from marked(str(output.get("logs") or ""), RESULT_MARK)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,30 @@ from deepspeed_provider.training.driver_side import FAILURE_MARK
 
 TOLD_EVENTS: Final = ("ADD_NODES_FAILED", "NODES_LOST", "DRIVER_NOT_RESPONDING", "UC_VOLUME_MISCONFIGURED")
 
-# (pattern, kind); the first that matches anywhere wins: memory before echoes of a rank that is gone.
-PATTERNS: Final = (
-    (re.compile(r"OutOfMemoryError|CUDA (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"), FailureKind.GPU_OOM),
+# (pattern, kind); the first that matches wins. Memory that is full says so anywhere in the output, before echoes of a
+# rank that is gone.
+MEMORY_PATTERNS: Final = (
+    (re.compile(r"java\.lang\.OutOfMemoryError|GC overhead limit exceeded"), FailureKind.HOST_OOM),
     (
-        re.compile(r"return code = -9\b|exitcode\s*:\s*-9\b|oom-kill|Cannot allocate memory|MemoryError"),
+        re.compile(r"\bOutOfMemoryError|CUDA (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
+        FailureKind.GPU_OOM,
+    ),
+    (
+        re.compile(r"return code = -9\b|exitcode\s*:\s*-9\b|oom-kill|Cannot allocate memory|\bMemoryError\b"),
         FailureKind.HOST_OOM,
     ),
+)
+# Of the exception that ended the run alone: the output also tells of what somebody has caught, and NCCL's own chatter.
+CAUSE_PATTERNS: Final = (
     (re.compile(r"ModuleNotFoundError|ImportError|InputError|DeepSpeedConfigError"), FailureKind.USER),
     (re.compile(r"NCCL|ProcessGroup|Watchdog caught collective|Connection (?:reset|refused)"), FailureKind.TRANSIENT),
 )
+# A line that begins with an exception's name, be it a rank's.
+EXCEPTION_LINE: Final = re.compile(
+    r"^(?:\[[^\]\n]*\]:?[ \t]*)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?::[^\n]*)?)$", re.M
+)
+# What the driver says when ranks have failed: their own exceptions are in the logs.
+WRAPPERS: Final = ("RuntimeError", "CalledProcessError", "ChildFailedError", "SystemExit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +106,25 @@ def marked(logs: str, mark: str) -> list[dict[str, Any]]:
 
 
 def _by_pattern(output: Mapping[str, Any]) -> tuple[FailureKind, str] | None:
-    text = "\n".join(str(output.get(name) or "") for name in ("error", "error_trace", "logs"))
-    for pattern, kind in PATTERNS:
-        if pattern.search(text):
-            return kind, "task's output"
+    error, trace, logs = (str(output.get(name) or "") for name in ("error", "error_trace", "logs"))
+    causes = f"{error}\n{_last_exception(trace)}"
+    if not error or _name(error) in WRAPPERS:
+        causes += f"\n{_last_exception(logs)}"
+    for patterns, text in ((MEMORY_PATTERNS, f"{error}\n{trace}\n{logs}"), (CAUSE_PATTERNS, causes)):
+        for pattern, kind in patterns:
+            if pattern.search(text):
+                return kind, "task's output"
     return None
+
+
+def _last_exception(text: str) -> str:
+    found = EXCEPTION_LINE.findall(text)
+    return found[-1] if found else ""
+
+
+def _name(error: str) -> str:
+    """Of the exception, without its module."""
+    return error.strip().partition(":")[0].rpartition(".")[2]
 
 
 def _cluster_reason(failed: TaskEvidence | None) -> str:

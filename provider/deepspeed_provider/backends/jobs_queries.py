@@ -12,6 +12,7 @@ from deepspeed_provider.backends.jobs_states import status_of
 from deepspeed_provider.backends.workspace_wire import WireRefused, WorkspaceWire
 
 JOBS: Final = "2.2/jobs/runs"
+UNKNOWN_CODES: Final = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
 # The API gives no more at once.
 RUNS_A_PAGE: Final = 25
 
@@ -42,13 +43,27 @@ def patience() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def patience_with_tokens() -> Iterator[None]:
+    """The same where a permission may well be lacking for good."""
+    try:
+        yield
+    except WireRefused as refused:
+        if refused.of_token:
+            raise BackendUnavailable(f"the workspace refuses our token: {refused}") from refused
+        raise
+
+
 def is_unknown(refused: WireRefused) -> bool:
-    """Whether the workspace holds no such run; the API says so with 400 or 404."""
-    return refused.status in (400, 404)
+    """Whether the workspace says that it holds no such run."""
+    return refused.status in (400, 404) and refused.error_code in UNKNOWN_CODES
 
 
 def unknown_run(refused: WireRefused) -> RunStatus:
-    """The state of a run that the workspace does not hold. Raises any other refusal."""
+    """The state of a run that the workspace says it does not hold: its token tells whether that is so.
+
+    Raises BackendUnavailable for any other refusal, which says nothing about the run.
+    """
     if is_unknown(refused):
-        return RunStatus(state=RunState.LOST, detail=str(refused))
-    raise refused
+        return RunStatus(state=RunState.UNSEEN, detail=str(refused))
+    raise BackendUnavailable(f"the workspace does not say how the run is: {refused}") from refused

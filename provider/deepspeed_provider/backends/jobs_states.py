@@ -128,7 +128,7 @@ def status_of(run: Mapping[str, Any]) -> RunStatus:
     detail = f"{code}: {message}" if message else code
     if code == "SUCCESS":
         return RunStatus(state=RunState.SUCCEEDED, detail=detail)
-    if code == "USER_CANCELED":
+    if code in ("USER_CANCELED", "CLUSTER_TERMINATED_BY_USER"):
         return RunStatus(state=RunState.CANCELLED, detail=detail, by_person=True)
     return RunStatus(state=RunState.FAILED, detail=detail)
 

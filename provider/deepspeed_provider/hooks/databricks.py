@@ -33,6 +33,8 @@ LONGEST_PAUSE_SECONDS: Final = 60.0
 REFUSED: Final = (401, 403)
 PASSING: Final = (429, 500, 502, 503, 504)
 PASSING_CODES: Final = ("COULD_NOT_ACQUIRE_LOCK",)
+STRAY: Final = (400, 404)
+FILES: Final = "2.0/fs/"
 
 
 def require_databricks(field: str, conn_id: str) -> None:
@@ -88,7 +90,7 @@ class DatabricksWorkspaceHook(DatabricksHook):
         if self._session is None:
             async with self:
                 return await self.aget(path, query)
-        patience = _Patience(self._attempts)
+        patience = _Patience(self._attempts, path)
         while True:
             try:
                 await self._a_cache_databricks_conn()
@@ -129,7 +131,7 @@ class DatabricksWorkspaceHook(DatabricksHook):
         body: Mapping[str, Any] | None = None,
         data: bytes | None = None,
     ) -> requests.Response:
-        patience = _Patience(self._attempts)
+        patience = _Patience(self._attempts, path)
         while True:
             try:
                 response = requests.request(
@@ -185,8 +187,9 @@ class _Bearer(requests.auth.AuthBase):
 class _Patience:
     """How one call goes on after something other than a success."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, path: str) -> None:
         self._most = most
+        self._path = path
         self._attempts = 0
         self._token_renewed = False
 
@@ -195,7 +198,7 @@ class _Patience:
         if refusal.status in REFUSED and not self._token_renewed:
             self._token_renewed = True
             return None
-        passing = refusal.status in PASSING or refusal.error_code in PASSING_CODES
+        passing = refusal.status in PASSING or refusal.error_code in PASSING_CODES or self._is_stray(refusal)
         if not passing:
             refusal.after_silence = self._attempts > 0
             raise refusal
@@ -207,6 +210,11 @@ class _Patience:
 
     def pause_without_answer(self, error: Exception) -> float:
         return self._next(None, error)
+
+    def _is_stray(self, refusal: WireRefused) -> bool:
+        """Not the API's own word, which has a code, but that of something between: a proxy's page says nothing about
+        a run. Files are told to be missing without one."""
+        return refusal.status in STRAY and not refusal.error_code and not self._path.startswith(FILES)
 
     def _next(self, asked_s: float | None, error: Exception) -> float:
         self._attempts += 1

@@ -26,6 +26,11 @@ class Addresses:
         self._last: RunHandle | None = None
         self._told: dict[str, str] = {}
 
+    @property
+    def page(self) -> str | None:
+        """Of the run on Databricks."""
+        return self._told.get(DATABRICKS_RUN_URL_KEY)
+
     def tell(self, record: RunRecord) -> None:
         """What is new since the last time: a run gets its page when it is submitted, and a generation all of it."""
         last, self._last = self._last, record.handle

@@ -415,7 +415,7 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
         self._bill(error.record)
         if self._addresses is not None:
             self._addresses.tell_logs(error.record)
-        message = describe(error.failure, error.record)
+        message = describe(error.failure, error.record, self._addresses.page if self._addresses else None)
         raise (AirflowException if error.retryable else AirflowFailException)(message) from error
 
     def _leave_unwatched(self, context: Context, *, final: bool = False) -> None:
@@ -441,9 +441,11 @@ class DurableRunOperator(rendered.KeepsReferences, BaseOperator):
             self.log.error("The run is left unwatched: %s: %s", type(error).__name__, error)
 
 
-def describe(failure: Failure, record: RunRecord) -> str:
+def describe(failure: Failure, record: RunRecord, page: str | None = None) -> str:
     """What a person reads about a failed run: the cause, where it happened, where to look."""
-    links = [f"files: {record.handle.output_uri}"]
+    # A failure that the platform tells of names its page itself.
+    links = [f"run page: {page}"] if page and page not in str(failure) else []
+    links.append(f"files: {record.handle.output_uri}")
     if record.mlflow_url:
         links.append(f"MLflow run: {record.mlflow_url}")
     return f"{failure}\nRun {record.handle.token[:12]}, generation {record.generation}; {'; '.join(links)}"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from deepspeed_provider.backends.base import Backend, BackendUnavailable, RunIdentity, RunState, RunStatus
-from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError, SpecError
 from deepspeed_provider.runs import evidence
 from deepspeed_provider.runs.job import Finished, Job, RecordStore, RunFailed, StillRunning, Tracker, Waiting
 from deepspeed_provider.runs.record import Opening, Outcome, Phase, RunRecord, Verdict, opening, verdict
@@ -55,6 +55,7 @@ class RunDriver:
         self._stop_poll_s = stop_poll_s
         self._connected: Backend | None = None
         self._unsent: str | None = None
+        self._asked_by_token: str | None = None
         self._seen_alive = False
         self._odd_answers = 0
 
@@ -208,8 +209,9 @@ class RunDriver:
         if status.state is RunState.TERMINATING and not self._seen_alive and not record.found_ending:
             record = replace(record, found_ending=True)
             self._store.save(record)
-        if record.phase is Phase.MINTED and arrived:
-            record = record.submitted()  # It had arrived, though its submitter did not live to note it.
+        if arrived and (record.phase is Phase.MINTED or status.ids):
+            # It had arrived, though its submitter did not live to note it.
+            record = replace(record.submitted(), handle=record.handle.with_ids(**status.ids))
             self._store.save(record)
         stored, started = self._look(record, status.state)
         action = verdict(
@@ -249,8 +251,15 @@ class RunDriver:
     def _submit(self, job: Job, record: RunRecord) -> RunRecord:
         self._log.info("Submitting run %s.", _name(record))
         sent_before, self._unsent = self._unsent != record.handle.token, None
+        if self._asked_by_token == record.handle.token:
+            raise BackendUnavailable("the cluster takes the run for one that it has, and does not show it")
         try:
             handle = self.backend.submit(job.build(record.handle.token, record.mlflow_run_id), record.handle)
+        except SpecError:
+            # Refused before anything was sent: there is nothing to stop, unless it was sent before.
+            if not sent_before:
+                self._close(job.tracker, record, Outcome.FAILED)
+            raise
         except FineTuneError as error:
             # What was sent before without an answer may have arrived, whatever is said now.
             if sent_before and self._is_alive(record):
@@ -260,6 +269,7 @@ class RunDriver:
                 # Not closed: what has arrived may have ended meanwhile, and the next try finds it by its token.
                 raise RunFailed(error.failure, record) from error
             raise self._fail(job, record, error.failure, Outcome.FAILED) from error
+        self._asked_by_token = record.handle.token if record.phase is Phase.SUBMITTED else None
         record = replace(record.submitted(), handle=handle)
         self._store.save(record)
         return record

@@ -196,6 +196,19 @@ def spot_loss() -> Ending:
     )
 
 
+def cluster_ended_by_somebody() -> Ending:
+    """A person ends, or restarts, the cluster on which the run is."""
+    return replace(
+        _BY_PLATFORM,
+        source="SDK docstring of TerminationDetails.code, whose enum lacks CLUSTER_TERMINATED_BY_USER; "
+        "TerminationReasonCode.USER_REQUEST; the life cycle is assumed",
+        code="CLUSTER_TERMINATED_BY_USER",
+        type="CLIENT_ERROR",
+        message="The cluster was terminated by a user.",
+        cluster=ClusterReason(code="USER_REQUEST", type="SUCCESS", parameters={"username": "somebody@example.com"}),
+    )
+
+
 def internal_error() -> Ending:
     """The platform fails by itself."""
     return replace(

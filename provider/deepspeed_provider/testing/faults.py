@@ -68,6 +68,16 @@ def could_not_acquire_lock() -> Fault:
     return Fault(status=400, body={"error_code": "COULD_NOT_ACQUIRE_LOCK", "message": "Could not acquire lock."})
 
 
+def stray_page(status: int = 404) -> Fault:
+    """What something between says, and not the API, whose refusals have a code."""
+    return Fault(status=status, body={"message": "<html><title>nginx: not found</title></html>"})
+
+
+def unknown_run() -> Fault:
+    """The API's own word for a run that it does not know, of one that is there."""
+    return Fault(status=400, body={"error_code": "INVALID_PARAMETER_VALUE", "message": "Run 7 does not exist."})
+
+
 def lost_response() -> Fault:
     """The request arrives and is carried out; the connection breaks before its answer."""
     return Fault(after=True, drop=True)
@@ -107,6 +117,8 @@ def every_kind(*, late_s: float = 2.0, retry_after_s: int = 5, long_retry_after_
         "500 after the write": server_error(500, after=True),
         "401": refused_token(401),
         "a 400 that passes": could_not_acquire_lock(),
+        "a stray 404": stray_page(404),
+        "a stray 400": stray_page(400),
     }
 
 
