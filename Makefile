@@ -31,11 +31,12 @@ bench: setup ## Measure accuracy, throughput, search, parse time and overhead ov
 	$(BIN)/python -m benches $(BENCH)
 
 clean: ## Remove caches and the demonstration's state; .venv stays
+	@test ! -e .deepspeed/demo.lock || { flock -n .deepspeed/demo.lock true; test $$? -ne 1; } || { echo "A demonstration is running from .deepspeed: end it with Ctrl-C in its terminal first."; exit 1; }
 	rm -rf .deepspeed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt demo-model.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "There is no Python '$(PYTHON)': install Python 3.11 or 3.12, or name one with make PYTHON=/path/to/python3.11."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed, but $(PYTHON) is `$(PYTHON) -V`: name another one with make PYTHON=/path/to/python3.11."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "Python 3.11 or 3.12 is needed, but $(PYTHON) is `$(PYTHON) -V`: name another one with make PYTHON=/path/to/python3.11."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create environments: install its venv module (on Debian and Ubuntu the package python3-venv)."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from backends.processes import mentioning, wait_for
 from deepspeed_provider.local.airflow_api import AirflowApi
+from deepspeed_provider.local.demo import only_session
 from deepspeed_provider.local.processes import free_port
 
 from demo import browser
@@ -59,6 +60,11 @@ class Demo:
         return "\n".join(self.lines)
 
     @property
+    def words(self) -> str:
+        """The text without the frame and the line breaks of a terminal."""
+        return " ".join(self.text.replace("│", " ").split())
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.airflow_port}"
 
@@ -76,33 +82,53 @@ class Demo:
         return status
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_a_newcomers_first_and_second_run(tmp_path):
-    demo = Demo(tmp_path / "state")
+@pytest.fixture(scope="module")
+def first_demo(tmp_path_factory):
+    """A newcomer's first run, finished and up. The slow tests here share it, in their order; the last one ends it."""
+    demo = Demo(tmp_path_factory.mktemp("newcomer") / "state")
     try:
         demo.wait_for("Everything stays up until Ctrl-C", 1800)
-        assert "Registered as" in demo.text
-        found = PERPLEXITY.search(demo.text)
-        assert found, demo.text[-3000:]
-        base, tuned = map(float, found.groups())
-        print(f"\nheld-out perplexity: base {base}, tuned {tuned}")
-        assert tuned <= base / 2, "the tuned model's perplexity is at most half of the base model's"
-        for progress in (TRAINING, "loss", "tokens/s"):
-            assert progress in demo.text
-        _mlflow_holds_it(demo)
-        _links_lead_there(demo)
-        if browser.CHROMIUM:
-            _look(demo)
+        yield demo
+    finally:
+        _kill(demo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_newcomers_first_run(first_demo):
+    assert "Registered as" in first_demo.text
+    found = PERPLEXITY.search(first_demo.text)
+    assert found, first_demo.text[-3000:]
+    base, tuned = map(float, found.groups())
+    print(f"\nheld-out perplexity: base {base}, tuned {tuned}")
+    assert tuned <= base / 2, "the tuned model's perplexity is at most half of the base model's"
+    for progress in (TRAINING, "loss", "tokens/s"):
+        assert progress in first_demo.text
+    _mlflow_holds_it(first_demo)
+    _links_lead_there(first_demo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(not browser.CHROMIUM, reason="screenshots need chromium or google-chrome")
+def test_what_a_newcomer_sees_in_a_browser(first_demo):
+    _look(first_demo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_newcomer_stops_it_and_runs_it_again(first_demo):
+    demo, home = first_demo, first_demo.home
+    try:
         demo.process.send_signal(signal.SIGINT)
         assert demo.end(90) == 0
     finally:
         _kill(demo)
-    assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C"
+    assert not mentioning(str(home)), "no process is left after Ctrl-C"
 
     # The second run finds model and data prepared, and trains soon. A person stops it in the middle.
     short = {"max_steps": 8, "evaluation_rows": 16, "generations": 1}
-    second = Demo(tmp_path / "state", "--conf", json.dumps(short))
+    second = Demo(home, "--conf", json.dumps(short))
     try:
         second.wait_for(TRAINING, 600)
         print(f"seconds until training: {demo.seconds_until_training:.0f}, {second.seconds_until_training:.0f}")
@@ -112,15 +138,15 @@ def test_a_newcomers_first_and_second_run(tmp_path):
     finally:
         _kill(second)
     assert "Traceback" not in second.text
-    assert not mentioning(str(tmp_path)), "no process is left after Ctrl-C in the middle of training"
+    assert not mentioning(str(home)), "no process is left after Ctrl-C in the middle of training"
 
-    third = Demo(tmp_path / "state", "--once", "--conf", json.dumps(short))
+    third = Demo(home, "--once", "--conf", json.dumps(short))
     try:
         assert third.end(900) == 0, third.text[-6000:]
     finally:
         _kill(third)
     assert "version 2" in third.text
-    assert not mentioning(str(tmp_path)), "no process is left after a run with --once"
+    assert not mentioning(str(home)), "no process is left after a run with --once"
 
 
 def _kill(demo: Demo) -> None:
@@ -183,5 +209,15 @@ def _look(demo: Demo) -> None:
 def test_bad_input_starts_nothing(tmp_path, words, message):
     demo = Demo(tmp_path / "state", *words)
     assert demo.end(60) == 2
-    assert message in " ".join(demo.text.replace("│", " ").split())
+    assert message in demo.words
+    assert not mentioning(str(tmp_path))
+
+
+def test_a_second_demonstration_from_one_folder_is_refused(tmp_path):
+    home = tmp_path / "state"
+    home.mkdir()
+    with only_session(home):
+        second = Demo(home)
+        assert second.end(60) == 2
+    assert f"Another demonstration is running from {home}." in second.words
     assert not mentioning(str(tmp_path))

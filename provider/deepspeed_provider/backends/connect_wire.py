@@ -8,12 +8,14 @@ its submitter needs neither. Everything here is stateless: session and operation
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from deepspeed_provider.backends.base import BackendUnavailable
+from deepspeed_provider.errors import Failure, FailureKind, FineTuneError
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.proto import ExecutePlanRequest
@@ -22,6 +24,9 @@ CLIENT_TYPE = "airflow-provider-deepspeed"
 
 # Answers that say nothing about the run, only that the server cannot be asked right now.
 UNAVAILABLE_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"})
+
+# Of nobody's session: asking for it opens none.
+NOBODY = "00000000-0000-4000-8000-000000000000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +85,25 @@ class ConnectWire:
     ) -> None:
         self._channel.close()
 
+    def greet(self, timeout_seconds: float) -> None:
+        """Returns when a server answers that has every call we need; else raises. Leaves no session behind."""
+        # Any refusal is an answer: of somebody who is not let in, the next call says why.
+        with contextlib.suppress(WireError):
+            self.status(NOBODY, NOBODY, timeout_seconds=timeout_seconds)
+
     def healthy(self, timeout_seconds: float) -> bool:
-        """Whether a server answers at all. Leaves no session behind."""
-        nobody = "00000000-0000-4000-8000-000000000000"
+        """Whether a server that we can use answers. Leaves no session behind."""
         try:
-            self.status(nobody, nobody, timeout_seconds=timeout_seconds)
-        except BackendUnavailable:
+            self.greet(timeout_seconds)
+        except (BackendUnavailable, FineTuneError):
             return False
-        except WireError as error:
-            return error.problem.code != "UNIMPLEMENTED"
         return True
 
     def status(self, session_id: str, operation_id: str, timeout_seconds: float | None = None) -> str | None:
-        """State of an operation without its ``OPERATION_STATE_`` prefix; None when it is not known."""
+        """State of an operation without its ``OPERATION_STATE_`` prefix; None when it is not known.
+
+        Raises FineTuneError when the server is older than Spark 4.2, or no Spark Connect server at all.
+        """
         request = self._proto.GetStatusRequest(**self._who(session_id))
         request.operation_status.operation_ids.append(operation_id)
         try:
@@ -101,6 +112,8 @@ class ConnectWire:
         except WireError as error:
             if error.says("SESSION_NOT_FOUND", "SESSION_CLOSED", "SESSION_CHANGED"):
                 return None
+            if error.problem.code == "UNIMPLEMENTED":
+                raise self._too_old(error.problem.message) from error
             raise
         for status in answer.operation_statuses:
             if status.operation_id == operation_id:
@@ -178,6 +191,37 @@ class ConnectWire:
         with _translated():
             self._stub.ReleaseSession(self._proto.ReleaseSessionRequest(**self._who(session_id)), **self._call(None))
 
+    def _too_old(self, answer: str) -> FineTuneError:
+        """The failure of a server without GetStatus, with its version where it tells one."""
+        version = self._version()
+        if version:
+            found = f"the server runs Spark {version}, which lacks the call GetStatus"
+        else:
+            found = f"what answers there is older than Spark 4.2, or no Spark Connect server ({answer})"
+        return FineTuneError(
+            Failure(
+                kind=FailureKind.USER,
+                message=f"{found}: only Spark Connect of Spark 4.2 or later tells how a run goes that its submitter "
+                "has left. Upgrade the server, or use the embedded engine or a Databricks workspace",
+                evidence="Spark Connect server's answer",
+            )
+        )
+
+    def _version(self) -> str:
+        """Of the server's Spark; empty where it does not tell. Opens a session, and releases it."""
+        session_id = str(uuid.uuid4())
+        request = self._proto.AnalyzePlanRequest(
+            **self._who(session_id), spark_version=self._proto.AnalyzePlanRequest.SparkVersion()
+        )
+        try:
+            with _translated():
+                version = self._stub.AnalyzePlan(request, **self._call(None)).spark_version.version
+        except WireError:
+            return ""
+        with contextlib.suppress(WireError, BackendUnavailable):
+            self.release_session(session_id)
+        return str(version)
+
     def _reattach(
         self, session_id: str, operation_id: str, timeout_seconds: float, last_response_id: str | None = None
     ) -> Iterator[Any]:
@@ -213,7 +257,7 @@ def _translated() -> Iterator[None]:
         problem = _problem(error)
         if problem.code in UNAVAILABLE_CODES:
             raise BackendUnavailable(
-                f"the Spark Connect server did not answer: {problem.code}: {problem.message}"
+                f"the Spark Connect server does not answer: {problem.code}: {problem.message}"
             ) from error
         raise WireError(problem) from error
 

@@ -217,8 +217,7 @@ class SparkConnectBackend:
         from pyspark.sql.connect.session import SparkSession
 
         with self._wire() as wire:
-            if not wire.healthy(timeout_seconds=READ_TIMEOUT_SECONDS):
-                raise BackendUnavailable("the Spark Connect server does not answer")
+            wire.greet(READ_TIMEOUT_SECONDS)
         separator = "" if "/;" in self._url else "/"
         url = f"{self._url}{separator};user_id={self._user_id};session_id={session_id}"
         spark = SparkSession(url)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
+from deepspeed_provider.errors import FineTuneError
 from deepspeed_provider.planning import Hardware
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class SparkConnectHook(BaseHook):
         try:
             with self.get_backend().session() as spark:
                 return True, f"Spark {spark.version} answers."
+        except FineTuneError as error:
+            return False, _without_secret(error.failure.message, self._server)
         except Exception as error:  # noqa: BLE001  (the form shows one sentence whatever went wrong)
             return False, f"{type(error).__name__}: {_without_secret(str(error), self._server)}"
 

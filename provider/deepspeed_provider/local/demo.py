@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import filelock
 import httpx
 import psutil
 from rich.console import Console
@@ -31,8 +32,9 @@ from deepspeed_provider.local.processes import require_free
 from deepspeed_provider.local.services import Service, airflow_service, mlflow_service
 
 DAG_ID = "finetune"
-# A rank of the default fine-tune reported a peak of 2.52 GiB; 2.5 GiB is what a whole two-core machine
-# had in use with Airflow, MLflow and the engine up and no training.
+# Two ranks need about 7.2 GiB. Measured as proportional shares on two cores: 1.65 GiB for engine, MLflow and Airflow
+# when they are up, 0.13 more of the engine with a run, 0.1 for a client of it, 0.25 a rank for its Spark worker and
+# launcher. A rank of the default fine-tune reported a peak of 2.52 GiB itself, of which it shares 0.1.
 BASE_MEMORY_BYTES = int(2.5 * 2**30)
 RANK_MEMORY_BYTES = int(2.5 * 2**30)
 REQUIRED_DISK_BYTES = 4 * 2**30
@@ -73,21 +75,15 @@ class DemoOutcome:
 
 
 def preflight(settings: DemoSettings) -> None:
-    """One clear sentence for whatever would stop the demonstration; nothing is started before it."""
+    """One clear sentence for what would stop the demonstration on any day; touches nothing that runs."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise EngineError(
             f"Not installed: {', '.join(missing)}. Run `make setup`, or install `airflow-provider-deepspeed[local]`."
         )
     find_jvm()
-    required = BASE_MEMORY_BYTES + settings.ranks * RANK_MEMORY_BYTES
-    available = psutil.virtual_memory().available
-    if available < required:
-        fewer = ", or train fewer processes with --ranks 1" if settings.ranks > 1 else ""
-        raise EngineError(
-            f"The demonstration needs {required / 2**30:.1f} GiB of free memory, and this machine has "
-            f"{available / 2**30:.1f} GiB. Close something{fewer}."
-        )
+    if not list(settings.dags_folder.glob("*.py")):
+        raise EngineError(f"There are no DAG files in {settings.dags_folder}; run from the checkout or pass --dags.")
     settings.home.mkdir(parents=True, exist_ok=True)
     free = psutil.disk_usage(str(settings.home)).free
     if free < REQUIRED_DISK_BYTES:
@@ -95,8 +91,35 @@ def preflight(settings: DemoSettings) -> None:
             f"The demonstration needs {REQUIRED_DISK_BYTES / 2**30:.0f} GiB of free disk under {settings.home}, "
             f"and there are {free / 2**30:.1f} GiB. Make room, or choose another folder with --home."
         )
-    if not list(settings.dags_folder.glob("*.py")):
-        raise EngineError(f"There are no DAG files in {settings.dags_folder}; run from the checkout or pass --dags.")
+
+
+def require_memory(ranks: int) -> None:
+    """Raises EngineError when the stack and that many training processes do not fit in what is free now."""
+    required = BASE_MEMORY_BYTES + ranks * RANK_MEMORY_BYTES
+    available = psutil.virtual_memory().available
+    if available < required:
+        fewer = ", or train fewer processes with --ranks 1" if ranks > 1 else ""
+        raise EngineError(
+            f"The demonstration needs {required / 2**30:.1f} GiB of free memory, and this machine has "
+            f"{available / 2**30:.1f} GiB. Close something{fewer}."
+        )
+
+
+@contextmanager
+def only_session(home: Path) -> Iterator[None]:
+    """Holds a state folder for one demonstration; raises EngineError when another one lives there.
+
+    The lock is the kernel's: it goes with this process, however that ends.
+    """
+    try:
+        held = filelock.FileLock(home / "demo.lock").acquire(blocking=False)
+    except filelock.Timeout:
+        raise EngineError(
+            f"Another demonstration is running from {home}. End it with Ctrl-C in its terminal, or run "
+            "`deepspeed-provider demo` with another --home, --airflow-port and --mlflow-port."
+        ) from None
+    with held:
+        yield
 
 
 Stack = tuple[EmbeddedEngine, Service, Service]
@@ -110,16 +133,19 @@ def _stack(settings: DemoSettings) -> Stack:
     return EmbeddedEngine(settings.home, EngineSettings(ranks=settings.ranks)), mlflow, airflow
 
 
-def _stop_leftovers(settings: DemoSettings) -> None:
-    """Ends what a killed session left: it holds our ports and our memory."""
+def stop_leftovers(settings: DemoSettings) -> None:
+    """Ends what a killed session left: it holds our ports and our memory. Only for ``only_session``."""
     engine, mlflow, airflow = _stack(settings)
-    for stop in (airflow.stop, mlflow.stop, engine.stop):
+    for stop in (airflow.stop_leftover, mlflow.stop_leftover, engine.stop):
         stop()
 
 
 @contextmanager
 def running_stack(settings: DemoSettings, console: Console) -> Iterator[Stack]:
-    """Engine, MLflow and Airflow, all answering; all gone when the block ends, however it ends."""
+    """Engine, MLflow and Airflow, all answering; all gone when the block ends, however it ends.
+
+    Only for ``only_session``: the engine of this home is then ours, also one that Airflow started anew.
+    """
     engine, mlflow, airflow = _stack(settings)
     try:
         for service in (mlflow, airflow):
@@ -211,8 +237,14 @@ def _value(wire: Any) -> Any:
 
 def run_demo(settings: DemoSettings, console: Console, *, once: bool) -> DemoOutcome:
     """Starts everything, fine-tunes once, shows what came out; stays up until Ctrl-C unless ``once``."""
-    _stop_leftovers(settings)
     preflight(settings)
+    with only_session(settings.home):
+        stop_leftovers(settings)
+        require_memory(settings.ranks)
+        return _run_session(settings, console, once=once)
+
+
+def _run_session(settings: DemoSettings, console: Console, *, once: bool) -> DemoOutcome:
     ended = DemoOutcome(state="interrupted")
     stopping = threading.Event()
     with _interruptible(stopping), running_stack(settings, console) as stack:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
@@ -27,9 +27,11 @@ from deepspeed_provider.local.processes import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Service:
     """A command of ours that answers HTTP when it is ready.
+
+    What one object started, only that object stops; what a killed session left is stopped by its record.
 
     Attributes:
         folder: its state; holds ``<name>.log`` and ``<name>.json``, the record of its process.
@@ -44,6 +46,7 @@ class Service:
     health_path: str
     healthy: Callable[[str], bool] = lambda _: True
     start_timeout_seconds: float = 180.0
+    _started: ProcessRecord | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def url(self) -> str:
@@ -59,14 +62,17 @@ class Service:
 
     def start(self) -> None:
         """Ends a leftover of an earlier start, then starts; ``wait`` tells when it can be used."""
-        self.stop()
+        self.stop_leftover()
         require_free(self.port, self.name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        _, record = start_group(self.command, environment=self.environment, folder=self.folder, log_path=self.log_path)
-        write_atomically(self._record_path, json.dumps(asdict(record)))
+        _, self._started = start_group(
+            self.command, environment=self.environment, folder=self.folder, log_path=self.log_path
+        )
+        write_atomically(self._record_path, json.dumps(asdict(self._started)))
 
     def running(self) -> ProcessRecord | None:
-        record = self._recorded()
+        """The live process that this object started, else the one on record in its folder."""
+        record = self._started or self._recorded()
         return record if record is not None and record.alive else None
 
     def _recorded(self) -> ProcessRecord | None:
@@ -76,7 +82,16 @@ class Service:
             return None
 
     def stop(self, grace_seconds: float = 20.0) -> None:
-        """Ends the service and everything below it."""
+        """Ends what this object started, and everything below it. Another's service is left alone."""
+        if self._started is None:
+            return
+        stop_recorded(self._started, grace_seconds)
+        if self._recorded() == self._started:
+            self._record_path.unlink(missing_ok=True)
+        self._started = None
+
+    def stop_leftover(self, grace_seconds: float = 20.0) -> None:
+        """Ends the service on record in this folder, whoever started it: for its only user, before a start."""
         record = self._recorded()
         if record is not None:
             stop_recorded(record, grace_seconds)
