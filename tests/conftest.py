@@ -7,9 +7,14 @@ import os
 import pytest
 from bare_environment import make_bare_environment
 from deepspeed_provider.local.engine import EmbeddedEngine, EngineSettings
+from hypothesis import HealthCheck, settings
 
 # What users' tests load by its entry point, which an installation from before it was there lacks.
 pytest_plugins = ["deepspeed_provider.testing.pytest_plugin"]
+
+# How long an example takes on a shared machine says nothing.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 # The engines of tests live for minutes: compiling their code for speed costs more time than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -94,7 +94,7 @@ class TestBatch:
         _, (said,) = batch({"model": "x" * 100_000})
         assert len(said["error"]["message"]) < 1000
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(st.lists(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), ANYTHING, max_size=5), max_size=20))
     def test_whatever_comes_is_answered(self, lines):
         _, said = batch(*lines)

@@ -217,7 +217,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     model=st.sampled_from([model for model, *_ in JOBS.values()]),
     options=OPTIONS,

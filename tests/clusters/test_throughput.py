@@ -202,7 +202,7 @@ GPU_RATES = (
 MACHINE_RATES = ("intra_node_bytes_per_second", "inter_node_bytes_per_second", "nvme_bytes_per_node", "cores_per_node")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(settings_of_a_run(), machines(), st.sampled_from(GPU_RATES + MACHINE_RATES), st.integers(2, 10))
 def test_more_of_anything_is_never_slower(run, machine, rate, times):
     if rate in MACHINE_RATES:
@@ -229,7 +229,7 @@ def test_drives_are_as_fast_as_they_are_large(drive_bytes, as_fast_as):
     assert nvme == pytest.approx(2 * whole_weights(found) / (as_fast_as * CALIBRATION.nvme_read))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(settings_of_a_run(), st.integers(1, 3), st.integers(1, 64), st.integers(1, 8))
 def test_work_serves_all_sizes_stages_and_machines(run, stage, micro_batch_size, nodes):
     name, values = run
@@ -254,7 +254,7 @@ def test_work_serves_all_sizes_stages_and_machines(run, stage, micro_batch_size,
     assert throughput_of(work(model, before), options, hardware) == throughput(model, options, hardware)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(settings_of_a_run(), machines(), st.sampled_from(["micro_batch_size", "gradient_accumulation_steps"]))
 def test_more_tokens_a_step_are_never_fewer_a_second(run, machine, field):
     name, values = run
@@ -271,7 +271,7 @@ LADDERS = (("T4", "V100-16GB", "A100-40GB", "A100-80GB", "H100", "H200"), ("L4",
 PAIRS = [pair for ladder in LADDERS for pair in itertools.combinations(ladder, 2)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(settings_of_a_run(), machines(), st.sampled_from(PAIRS))
 def test_a_faster_gpu_is_never_slower(run, machine, pair):
     slower, faster = map(gpu, pair)

@@ -289,6 +289,25 @@ def test_an_unknown_decoder_is_sized_as_llama_and_says_so():
     assert "estimate" in found.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("more", "head_dim"),
+    [
+        pytest.param({"num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 24}, 24, id="told"),
+        pytest.param({"num_attention_heads": 3, "num_key_value_heads": 3}, 22, id="rounded up"),
+    ],
+)
+def test_heads_of_an_unknown_decoder_need_not_divide_its_width(more, head_dim):
+    config = {name: value for name, value in LLAMA.items() if name != "head_dim"}
+    found = architecture({**config, "model_type": "newcomer", **more})
+    assert found.head_dim == head_dim
+    assert found.layers[0].linear("o").in_features == 3 * head_dim
+
+
+def test_an_unknown_decoder_that_is_no_mixture_has_no_experts():
+    found = architecture({**LLAMA, "model_type": "newcomer", "num_experts": 16384, "is_moe": False})
+    assert found.parameters == architecture(LLAMA).parameters
+
+
 def test_an_unknown_mixture_is_sized_with_its_experts():
     config: dict[str, Any] = {
         **LLAMA,

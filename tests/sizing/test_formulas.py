@@ -60,7 +60,7 @@ def check(name: str, options: TrainingOptions) -> None:
             assert part.source, part.name
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(trainings(), st.sampled_from((1_000_000_000, 50_000_000, 10_000)), st.booleans())
 def test_any_estimate(training, sub_group_size, load_in_turn):
     name, options = training

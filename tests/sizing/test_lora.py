@@ -12,8 +12,12 @@ import pytest
 import torch
 import transformers
 from deepspeed_provider.errors import SpecError
+from deepspeed_provider.sizing.decoder import layer_tape
 from deepspeed_provider.sizing.families import architecture
+from deepspeed_provider.sizing.gpu import mode
 from deepspeed_provider.sizing.lora import adapters, embedding_projections
+from deepspeed_provider.sizing.options import parse_options
+from deepspeed_provider.sizing.weights import weights
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "model_configs.json").read_text())
 ALL_SEVEN = "q,k,v,o,gate,up,down"
@@ -121,6 +125,20 @@ def test_fused_experts_carry_twice_the_rank_beside_gate_and_up():
     assert down is not None
     assert (found.rank_of(gate_up), found.rank_of(down)) == (8, 4)
     assert found.parameters_of(down) == 4 * 4 * (96 + 64)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe"])
+def test_experts_without_adapters_keep_no_copies_of_their_matrices(name):
+    """Beside dense layers whose ``down`` has one."""
+    options = parse_options({"method": "lora", "lora_targets": "down", "sequence_length": 32})
+
+    def layers(config):
+        found = architecture(config)
+        how = mode(found, weights(found, options), options)
+        return [layer_tape(found, layer, how).run() for layer in found.layers if layer.experts]
+
+    alone = {**TINY[name], "mlp_only_layers": []}
+    assert {str(each) for each in layers(TINY[name])} == {str(each) for each in layers(alone)}
 
 
 def test_parts_add_up():

@@ -307,6 +307,6 @@ def llama_like(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(config=llama_like())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_random_configs_count_as_transformers_builds_them(config):
     assert_equal_to_transformers(config)

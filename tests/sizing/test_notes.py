@@ -115,7 +115,7 @@ class TestExperts:
         assert unquantized[1] - unquantized[0] == 4 * self.EXPERTS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trainings(offload="none"))
 def test_a_lower_stage_needs_what_is_said(training):
     name, options = training
@@ -127,7 +127,7 @@ def test_a_lower_stage_needs_what_is_said(training):
         assert lower.gpu.total_bytes < found.gpu.total_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trainings(offload="none", method="full", gpus_per_node=1, nodes=1))
 def test_zero_on_one_gpu_that_needs_a_hundredth_more_is_told(training):
     name, options = training

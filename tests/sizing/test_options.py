@@ -80,6 +80,10 @@ def test_a_problem_comes_with_what_would_work(values, said):
         ({"offload": "optimizer", "offload_device": "nvme", "zero_stage": 2}, {"offload_device"}),
         ({"adapter_precision": "fp16", "method": "lora"}, {"adapter_precision"}),
         ({"nodes": 0, "offload": "optimizer", "method": "x", "extra": 1}, {"nodes", "offload", "method", "extra"}),
+        # Nothing is said of a default in the place of what is wrong.
+        ({"zero_stage": 5, "offload": "optimizer", "offload_device": "nvme"}, {"zero_stage"}),
+        ({"zero_stage": "three", "offload": "all"}, {"zero_stage"}),
+        ({"zero_stage": 1, "offload": "some", "offload_device": "nvme"}, {"offload"}),
     ],
     ids=lambda value: ",".join(value),
 )

@@ -130,7 +130,7 @@ def states(found: MemoryEstimate) -> int:
     return sum(found.gpu.part(name) for name in STATES)
 
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @quick

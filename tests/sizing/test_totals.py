@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizing.test_properties import estimate, model, otherwise, trainings
 
-thorough = settings(max_examples=150, deadline=None)
+thorough = settings(max_examples=150)
 
 
 def total(name: str, options: TrainingOptions, totals: GpuTotals) -> int:

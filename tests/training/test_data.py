@@ -52,7 +52,6 @@ def test_generation_is_asked_as_training_was(tokenizer: Any) -> None:
     assert tuple(data.encode_prompt(tokenizer, "Hi?")) == example.token_ids[: example.prompt_length]
 
 
-@settings(deadline=None)
 @given(prompt=st.integers(0, 40), completion=st.integers(1, 40), length=st.integers(2, 32))
 def test_truncation_keeps_the_answer_and_what_stands_next_to_it(prompt: int, completion: int, length: int) -> None:
     prompt_ids, completion_ids = list(range(100, 100 + prompt)), list(range(500, 500 + completion))
@@ -74,7 +73,7 @@ def test_rows_without_anything_to_learn_are_dropped(plain_tokenizer: Any) -> Non
         data.encode_all(plain_tokenizer, rows, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40),
     micro=st.integers(1, 4),

@@ -49,7 +49,7 @@ def test_duplicates_differ_in_white_space_only(spark):
     assert kept == {("q", "a\nb"), ("q", "A b"), (None, "a b"), ("q a", "b")}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(
         st.text("abcXYZ äéß東京🚉 \n\t'\"\\", min_size=1, max_size=12), min_size=1, max_size=30, unique=True

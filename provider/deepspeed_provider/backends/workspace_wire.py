@@ -22,6 +22,10 @@ class WireRefused(Exception):
         self.message = message
         self.after_silence = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # From one process to another.
+        return type(self), (self.status, self.error_code, self.message), {"after_silence": self.after_silence}
+
     @property
     def of_token(self) -> bool:
         """Whether it may be the token that is refused; a workspace says so with 401, or with 403 and a word on it."""

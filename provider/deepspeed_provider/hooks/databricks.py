@@ -213,8 +213,11 @@ class _Patience:
 
     def _is_stray(self, refusal: WireRefused) -> bool:
         """Not the API's own word, which has a code, but that of something between: a proxy's page says nothing about
-        a run. Files are told to be missing without one."""
-        return refusal.status in STRAY and not refusal.error_code and not self._path.startswith(FILES)
+        a run. That a file is missing may be told without a code."""
+        may_be_missing = (
+            refusal.status == 404 and self._path.startswith(FILES) and "<html" not in refusal.message.lower()
+        )
+        return refusal.status in STRAY and not refusal.error_code and not may_be_missing
 
     def _next(self, asked_s: float | None, error: Exception) -> float:
         self._attempts += 1

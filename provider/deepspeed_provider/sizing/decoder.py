@@ -26,7 +26,8 @@ class Mode:
     head_width: int = 2  # of the output head and the logits
     trains_base: bool = True
     adapter_width: int = FP32
-    adapter_ranks: tuple[tuple[str, int], ...] = ()  # (role of the linear, rank)
+    # By the matrix and not by its role: experts may be left without an adapter that dense layers beside them have.
+    adapter_ranks: tuple[tuple[Linear, int], ...] = ()
     adapter_dropout: bool = False
     quantised: bool = False
     attention: str = "sdpa"  # eager, sdpa, flash
@@ -239,7 +240,7 @@ class _LayerProgram:
         mode, linear = self.mode, self.layer.linear(role)
         assert linear is not None, role
         rows = x.elements // linear.in_features
-        rank = self.ranks.get(role, 0)
+        rank = self.ranks.get(linear, 0)
         if rank:
             merged = self._merged(linear, rank)
             return self.tape.op((x, merged), rows * linear.out_features, x.width, saved=(x, merged))
@@ -293,7 +294,7 @@ class _LayerProgram:
         if role == "router":
             return self._plain(x, linear)
         base = self._quantised(x, linear) if self._is_quantised(linear) else self._plain(x, linear)
-        rank = self.ranks.get(role, 0)
+        rank = self.ranks.get(linear, 0)
         out = self._with_adapter(x, base, linear, rank) if rank else base
         self.tape.keep_until_here(x)
         return out

@@ -83,7 +83,7 @@ def mode(architecture: Architecture, weights: Weights, options: TrainingOptions)
     """How the layers run under these options."""
     width = PRECISIONS[options.precision].weight
     wide = unquantized_width(options)
-    ranks = {} if weights.adapters is None else {linear.role: rank for linear, rank in weights.adapters.ranks.items()}
+    ranks = () if weights.adapters is None else tuple(weights.adapters.ranks.items())
     unfused = not architecture.fused_attention or architecture.attention_softcap
     eager = options.attention is Attention.SDPA and unfused
     return Mode(
@@ -94,7 +94,7 @@ def mode(architecture: Architecture, weights: Weights, options: TrainingOptions)
         head_width=wide,
         trains_base=options.method is Method.FULL,
         adapter_width=weights.widths.weight,
-        adapter_ranks=tuple(sorted(ranks.items())),
+        adapter_ranks=ranks,
         adapter_dropout=options.lora_dropout > 0,
         quantised=options.method is Method.QLORA,
         attention=Attention.EAGER.value if eager else options.attention.value,

@@ -192,7 +192,10 @@ def parse_options(values: Mapping[str, Any]) -> TrainingOptions:
         problems = [problem for index, problem in enumerate(found) if problem not in found[:index]]
         wrong = {problem.field for problem in problems}
         options = TrainingOptions.model_construct(**_valid(given, wrong))
-        problems += [problem for problem in _contradictions(options) if problem.field not in wrong]
+        # One that reads a value which is wrong would speak of the default in its place.
+        together = {"zero_stage", "offload", "offload_device"}
+        hidden = together if wrong & together else wrong
+        problems += [problem for problem in _contradictions(options) if problem.field not in hidden]
         raise SpecError(problems) from None
     problems = _contradictions(options)
     if problems:

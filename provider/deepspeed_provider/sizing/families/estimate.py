@@ -30,11 +30,11 @@ def looks_like_decoder(config: Mapping[str, Any]) -> bool:
 
 def read_unknown(fields: ConfigFields) -> Architecture:
     """As if it were Llama (split attention, gated MLP of silu, RMS norms), with experts where the config has them."""
-    sizes = read_sizes(fields)
+    sizes = read_sizes(fields, head_dim=_head_dim(fields))
     width = fields.integer(*_MLP_WIDTH, default=4 * sizes.hidden)
     bias = fields.flag("attention_bias", False)
     attention = split_attention(sizes, bias=bias)
-    num_experts = fields.integer(*_NUM_EXPERTS, default=0, minimum=0)
+    num_experts = fields.integer(*_NUM_EXPERTS, default=0, minimum=0) if fields.flag("is_moe", True) else 0
     layers = []
     dense = min(fields.integer("first_k_dense_replace", default=0, minimum=0), sizes.layers)
     dense = dense if num_experts > 1 else sizes.layers
@@ -47,9 +47,17 @@ def read_unknown(fields: ConfigFields) -> Architecture:
     assumption = (
         f"model_type = {fields.model_type!r} is not known: it is sized as if it were {kind}"
         " (separate query, key, value and output matrices, a gated MLP, RMS norms, rotary positions);"
-        " its parameter count is an estimate. Give the parameter count if you know it."
+        " its parameter count is an estimate, a quarter or more beside the truth where its MLP or its attention is of"
+        " another kind. Give the parameter count if you know it."
     )
     return dataclasses.replace(architecture, warnings=(assumption,))
+
+
+def _head_dim(fields: ConfigFields) -> int | None:
+    """Of heads whose width is told otherwise, or does not follow from the hidden size."""
+    told = fields.integer("v_head_dim", default=0, minimum=0)
+    heads, hidden = fields.integer(*HEADS), fields.integer(*WIDTH)
+    return told or (None if hidden % heads == 0 else -(-hidden // heads))
 
 
 def _dense_layer(sizes: Sizes, linears: Any, count: int, width: int) -> Layer:
