@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from deepspeed_provider.requested.finetune import OF_OUR_TRAINING
 from deepspeed_provider.requested.given import planned_on_given, planned_on_given_as_json
 from deepspeed_provider.requested.model_source import ModelSource
 from deepspeed_provider.testing.workspace import FakeWorkspace
@@ -28,7 +29,7 @@ def finetune(**options: Any) -> Any:
 
 def expected(**hardware: Any) -> dict[str, Any]:
     """What the command line says of these machines."""
-    asked = {"model": "llama-2-7b-hf", "method": "full", "sequence_length": 1024, "rows": 3 * 64}
+    asked = {"model": "llama-2-7b-hf", "method": "full", "sequence_length": 1024, "rows": 3 * 64, **OF_OUR_TRAINING}
     return planned_on_given_as_json(planned_on_given({**asked, **EIGHT, **hardware}, ModelSource()))
 
 

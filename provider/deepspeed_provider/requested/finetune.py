@@ -13,6 +13,9 @@ from deepspeed_provider.requested.model_source import ModelSource
 from deepspeed_provider.requested.plan import EFFECTIVE_BATCH_SIZE, planned
 from deepspeed_provider.spec import FineTuneSpec, Method
 
+# Batches are padded to their longest row (``training/data.py``), and of the model's output only the loss lives on
+# (``training/causal_lm.py``).
+OF_OUR_TRAINING: Final[Mapping[str, Any]] = {"padding": "longest", "holds_outputs": False}
 # What only the model and the data tell; whether to download is no option of the plan itself.
 OF_WHAT_IS_TRAINED: Final = ("model", "parameters", "tokens", "rows", "lora_targets", "download")
 
@@ -29,6 +32,7 @@ def request_for(spec: FineTuneSpec, dataset: Mapping[str, Any] | str) -> dict[st
         "sequence_length": spec.sequence_length,
         "effective_batch_size": spec.effective_batch_size,
         "rows": _rows(spec, dataset),
+        **OF_OUR_TRAINING,
     }
     if spec.method is Method.LORA:
         request |= {
