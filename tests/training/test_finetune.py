@@ -19,6 +19,13 @@ CELLS = [
     (method, stage, accumulation) for method in ("full", "lora") for stage in (0, 1, 2, 3) for accumulation in (1, 2)
 ]
 SEEDED = ("lora", 0, 2)
+# Models of other families, two steps of each.
+FAMILY_CELLS: list[tuple[str, str, int]] = [
+    *((family, "full", 2) for family in ("bloom", "gpt2", "gpt_neo", "qwen3")),
+    *((family, "lora", 3) for family in ("bloom", "gpt2", "gpt_neo", "qwen3")),
+    ("mamba", "lora", 0),
+    ("openai-gpt", "lora", 0),
+]
 BROKEN = {
     "loss is no number": ({"model": "overflowing"}, "Lower optimization.learning_rate"),
     "two precisions": ({"ds_extra": {"bf16": {"enabled": True}}}, "bf16.enabled = True"),
@@ -109,13 +116,13 @@ def outcomes(
     root = tmp_path_factory.mktemp("runs")
     plans: dict[str, TrainingPlan] = {}
     sabotage: dict[int, str] = {}
-    overflowing = overflowing_model(tiny_model, root / "overflowing")
+    models = {"tiny": tiny_model, "overflowing": overflowing_model(tiny_model, root / "overflowing")}
+    models |= {family: tiny_runs.make_model_of(family, root / family) for family in tiny_runs.FAMILIES}
 
     def add(
         name: str, *, model: str = "tiny", lora_targets: tuple[str, ...] | None = None, code: str = "", **settings: Any
     ) -> None:
-        chosen = tiny_model if model == "tiny" else overflowing
-        plan = tiny_runs.plan(root / name.replace(" ", "-"), chosen, tiny_dataset, **settings)
+        plan = tiny_runs.plan(root / name.replace(" ", "-"), models[model], tiny_dataset, **settings)
         if lora_targets is not None:
             plan = dataclasses.replace(
                 plan, method=dataclasses.replace(plan.method, name="lora", lora_targets=lora_targets)
@@ -139,6 +146,10 @@ def outcomes(
         add(name, **settings)
     for name, (rank, statement, _) in SABOTAGED.items():
         add(name, method="lora", stage=0, code=FAILS_AT_STEP_3.format(rank=rank, statement=statement))
+    for family, method, stage in FAMILY_CELLS:
+        learning_rate = 5e-3 if method == "full" else 2e-2
+        optimization = {"learning_rate": learning_rate, "max_steps": 2, "gradient_checkpointing": stage == 0}
+        add(f"{family}-{method}", model=family, method=method, stage=stage, optimization=optimization)
     add("another model", stage=0, optimization={"max_steps": 1}, code=LOADS_ANOTHER_MODEL)
     found = tiny_runs.torchrun_many(list(plans.values()), root / "scratch", sabotage=sabotage)
     return dict(zip(plans, found, strict=True))
@@ -198,6 +209,20 @@ def test_bf16_with_gradient_checkpointing_at_stage_3_and_epochs(outcomes: dict[s
     assert result["metrics"]["steps"] == 9  # 48 rows, 8 a step, one and a half times
     assert result["metrics"]["eval_loss"] < result["metrics"]["first_train_loss"] - 1
     assert json.loads((outcome.output / "model/config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("family", "method"), [(family, method) for family, method, _ in FAMILY_CELLS])
+def test_a_model_of_any_family_learns(outcomes: dict[str, tiny_runs.Outcome], family: str, method: str) -> None:
+    outcome = outcomes[f"{family}-{method}"]
+    result = assert_succeeded(outcome)
+    first, _, held_out = losses(outcome)
+    assert held_out < first - 0.1
+    assert result["metrics"]["steps"] == 2
+    assert result["verification"]["saved_loss"] == pytest.approx(result["verification"]["trained_loss"], abs=1e-4)
+    assert json.loads((outcome.output / "model/config.json").read_text())["model_type"] == family
+    # Each of two ranks says once what it does otherwise than planned.
+    assert outcome.text.count("has no SDPA attention") == (2 if family in tiny_runs.WITHOUT_SDPA else 0)
+    assert outcome.text.count("has no gradient checkpointing") == (2 if family == "openai-gpt" else 0)
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -14,6 +14,8 @@ from deepspeed_provider.training import models
 from deepspeed_provider.training.failures import InputError
 from deepspeed_provider.training.plan import ModelSettings
 
+from training import tiny_runs
+
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -64,9 +66,60 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
         models.resolve(str(tmp_path), None, str(tmp_path / "cache"))
 
 
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_hub_is_asked_for_the_revision_and_for_weights_only_where_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: bool
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    repository = ["config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "model.onnx"]
+    weight_files = ["model.safetensors", "pytorch_model-00001-of-00002.bin"]
+    asked = []
+
+    def snapshot_download(ref: str, *, revision: str | None, ignore_patterns: list[str]) -> str:
+        asked.append(
+            (ref, revision, list(filter_repo_objects(repository + weight_files, ignore_patterns=ignore_patterns)))
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert models.resolve("someone/model", "v2", str(tmp_path), weights=weights) == tmp_path
+    assert asked == [("someone/model", "v2", repository[:-1] + (weight_files if weights else []))]
+
+
 def test_unknown_precision(tiny_model: Path) -> None:
     with pytest.raises(InputError, match="Use one of fp32, bf16, fp16"):
         models.load_model(tiny_model, ModelSettings(ref="x", precision="fp8"))
+
+
+@pytest.fixture(scope="module")
+def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_runs.make_model_of("bloom", tmp_path_factory.mktemp("bloom"))
+
+
+def test_a_model_without_sdpa_gets_its_own_attention_and_one_warning(
+    bloom: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = [models.load_model(bloom, ModelSettings(ref="this bloom")) for _ in range(2)]
+    assert [model.config._attn_implementation for model in loaded] == ["eager", "eager"]
+    (warning,) = [record for record in caplog.records if record.name == models.__name__]
+    assert warning.levelname == "WARNING"
+    assert "'this bloom': BloomForCausalLM has no SDPA attention" in warning.getMessage()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_is_what_the_plan_says_where_the_model_has_it(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, attention: str
+) -> None:
+    model = models.load_model(tiny_model, ModelSettings(ref="x", attention=attention))
+    assert model.config._attn_implementation == attention
+    assert not [record for record in caplog.records if record.name == models.__name__]
+
+
+def test_another_wish_that_a_model_cannot_meet_is_refused(bloom: Path) -> None:
+    with pytest.raises(InputError, match="cannot load it as a causal language model"):
+        models.load_model(bloom, ModelSettings(ref="x", attention="flex_attention"))
 
 
 def make_slowly(target: Path) -> None:

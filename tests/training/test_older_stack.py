@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 VERSIONS = Path(__file__).with_name("older-stack.txt")
 PREINSTALLED = ("accelerate", "deepspeed", "huggingface-hub", "mlflow-skinny", "tokenizers", "transformers")
 STAGES = (0, 1, 2, 3)
+# Without SDPA.
+FAMILIES = ("bloom", "gpt_neo")
 REFUSED = {
     "lora without peft": "Add it to the libraries of the run (peft==0.15.2",
     "a newer tokenizer": "no tokenizer that transformers 4.",
@@ -34,6 +36,8 @@ from pathlib import Path
 import mlflow
 from training import tiny_runs
 tiny_runs.make_model(Path(sys.argv[1]))
+for family in sys.argv[3:]:
+    tiny_runs.make_model_of(family, Path(sys.argv[1]).with_name(family))
 print(mlflow.MlflowClient(tracking_uri=sys.argv[2]).create_run("0").info.run_id)
 """
 READS_LOGGED_MODEL = """
@@ -116,7 +120,7 @@ def runs(
     """All runs, in two groups of ranks that import the libraries once: without peft and with it."""
     root = tmp_path_factory.mktemp("runs")
     tracking_uri, model = (root / "mlflow").as_uri(), root / "model"
-    run_id = with_peft.printed(MAKES_MODEL_AND_RUN, model, tracking_uri)[-1]
+    run_id = with_peft.printed(MAKES_MODEL_AND_RUN, model, tracking_uri, *FAMILIES)[-1]
 
     def plan(name: str, *, of: Path = model, **settings: Any) -> TrainingPlan:
         return tiny_runs.plan(root / name.replace(" ", "-"), of, tiny_dataset, **settings)
@@ -141,6 +145,11 @@ def runs(
         tracking=TrackingSettings(tracking_uri=tracking_uri, run_id=run_id),
         optimization={"learning_rate": 2e-2, "max_steps": 8},
     )
+    for family in FAMILIES:
+        for method, stage, learning_rate, plans in (("full", 2, 5e-3, without), ("lora", 3, 2e-2, having)):
+            two_steps = {"learning_rate": learning_rate, "max_steps": 2}
+            name = f"{family}-{method}"
+            plans[name] = plan(name, of=root / family, method=method, stage=stage, optimization=two_steps)
     having["adapter evaluated"] = tiny_runs.evaluation_of(having["adapter"], root / "adapter-evaluated")
     outcomes: dict[str, tiny_runs.Outcome] = {}
     for used, plans in ((stack, without), (with_peft, having)):
@@ -182,6 +191,14 @@ def test_all_stages_learn_the_same_and_save_it(runs: Runs, method: str) -> None:
 def test_bf16_with_gradient_checkpointing_at_stage_3(runs: Runs) -> None:
     metrics = runs.result("bf16")["metrics"]
     assert metrics["eval_loss"] < metrics["first_train_loss"] - 1
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_without_sdpa_learns(runs: Runs, family: str, method: str) -> None:
+    metrics = runs.result(f"{family}-{method}")["metrics"]
+    assert metrics["eval_loss"] < metrics["first_train_loss"] - 0.1
+    assert runs.outcomes[f"{family}-{method}"].text.count("has no SDPA attention") == 2
 
 
 @pytest.mark.parametrize("name", ["full-zero3", "adapter"])

@@ -75,6 +75,24 @@ MANY_IMPORTS = (
     *("deepspeed_provider.training.causal_lm", "deepspeed_provider.training.evaluate"),
 )
 
+# Configurations of tiny models of other families, by the name of the family.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neo": {
+        **{"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4},
+        **{"max_position_embeddings": 256, "attention_types": [[["global", "local"], 1]]},
+    },
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4},
+    "openai-gpt": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "qwen3": {
+        **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    },
+}
+# Of these, what transformers 5.24 (and 4.50) has no SDPA for.
+WITHOUT_SDPA = {"bloom", "gpt_neo", "mamba", "openai-gpt"}
+
 
 def make_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Any:
     """A byte-level tokenizer of about 300 tokens, saved into ``folder``."""
@@ -119,6 +137,25 @@ def make_model(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Pa
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def make_model_of(family: str, folder: Path) -> Path:
+    """The same of one of ``FAMILIES``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(folder)
+    new_model_of(family, vocab_size=len(tokenizer), end=tokenizer.eos_token_id).save_pretrained(folder)
+    return folder
+
+
+def new_model_of(family: str, *, vocab_size: int = 300, end: int = 0) -> Any:
+    """A tiny model of one of ``FAMILIES`` in memory, randomly initialised."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    config = AutoConfig.for_model(family, vocab_size=vocab_size, **ids, **FAMILIES[family])
+    return AutoModelForCausalLM.from_config(config)
 
 
 def make_dataset(folder: Path, *, train_rows: int = 48, heldout_rows: int = 9) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from deepspeed_provider.backends.base import RunRequest
-from deepspeed_provider.errors import SpecError
+from deepspeed_provider.errors import FineTuneError, SpecError
 from deepspeed_provider.hooks.spark_connect import SparkConnectHook
 from deepspeed_provider.links import ClusterLogsLink, DatabricksRunLink
 from deepspeed_provider.operators.durable import DurableRunOperator
@@ -97,6 +97,9 @@ class PrepareDatasetOperator(DurableRunOperator):
                 manifest = backend.prepare_dataset(spark, settings)
         except DatasetError as error:
             raise AirflowFailException(str(error)) from error
+        except FineTuneError as error:
+            # A server that cannot be used will not be another one in a minute.
+            raise (AirflowException if error.failure.kind.retryable else AirflowFailException)(str(error)) from error
         return self._told(manifest)
 
     def get_settings(self) -> PrepareSettings:
@@ -113,6 +116,7 @@ class PrepareDatasetOperator(DurableRunOperator):
             text_column=self.text_column,
             modules=None if self.modules is None else tuple(self.modules),
             model_ref=spec.model,
+            model_revision=spec.model_revision,
             cache_uri=f"{base_uri}/cache",
         )
 

@@ -17,6 +17,11 @@ from .schedule import learning_rate_factor
 
 log = logging.getLogger(__name__)
 
+# Models whose kernels read the weight of this layer past the layer, so that an adapter on it would do nothing; peft
+# refuses one. Source: tuners/tuners_utils.py of peft 0.21.2, read 2026-12.
+MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+MAMBA_WITHOUT_ADAPTER = ("out_proj",)
+
 
 def build(plan: TrainingPlan, folder: Path, *, total_steps: int) -> Any:
     """The engine for the model in ``folder``. Every rank calls it; the process group must be there."""
@@ -34,10 +39,7 @@ def build(plan: TrainingPlan, folder: Path, *, total_steps: int) -> Any:
         del partitioned_loading
     model.config.use_cache = False
     if plan.optimization.gradient_checkpointing:
-        # Re-entrant at stage 3: the other kind compares shapes of parameters that are partitioned
-        # again by then (huggingface/transformers#26221).
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": stage == 3})
-        model.enable_input_require_grads()
+        _checkpoint_gradients(model, stage)
     if plan.method.name == "lora":
         model = with_lora(model, plan.method)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -96,16 +98,32 @@ def zero_stage(plan: TrainingPlan) -> int:
     return int(plan.deepspeed_config.get("zero_optimization", {}).get("stage", 0))
 
 
+def _checkpoint_gradients(model: Any, stage: int) -> None:
+    if not model.supports_gradient_checkpointing:
+        log.warning(
+            "%s has no gradient checkpointing in this transformers: it trains without, and takes more memory than a "
+            "plan with it counts.",
+            type(model).__name__,
+        )
+        return
+    # Re-entrant at stage 3: the other kind compares shapes of parameters that are partitioned
+    # again by then (huggingface/transformers#26221).
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": stage == 3})
+    model.enable_input_require_grads()
+
+
 def with_lora(model: Any, method: MethodSettings) -> Any:
     """``model`` with new low-rank adapters, the only parameters that still take gradients."""
     from peft import LoraConfig, get_peft_model
 
     targets: Any = list(method.lora_targets)
+    everywhere = targets == ["all-linear"]
     config = LoraConfig(
         r=method.lora_rank,
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        target_modules="all-linear" if everywhere else targets,
+        exclude_modules=list(MAMBA_WITHOUT_ADAPTER) if everywhere and model.config.model_type in MAMBA_TYPES else None,
         task_type="CAUSAL_LM",
     )
     try:

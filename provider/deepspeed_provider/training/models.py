@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,14 +44,19 @@ BUNDLED_MODELS = (
 )
 # What a causal language model is not loaded from, and need not be downloaded.
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.pth", "original/*", "onnx/*"]
+# What a tokenizer does without.
+WEIGHT_FILES = ["*.safetensors", "*.bin", "*.pt", "*.ckpt"]
+# In the refusal of a class without SDPA. Source: modeling_utils.py of transformers 4.50.3 and 5.24.0, read 2026-12.
+SDPA = "scaled_dot_product_attention"
 
 
-def resolve(ref: str, revision: str | None, cache_uri: str) -> Path:
+def resolve(ref: str, revision: str | None, cache_uri: str, *, weights: bool = True) -> Path:
     """The local folder of a model; converted or downloaded once per cache, whoever comes first.
 
     Args:
         ref: a folder, a URI, or a hub id. A hub id is looked for among the packages of this machine
             first, then on the hub (or in its local cache).
+        weights: False downloads none of them from the hub, where only the tokenizer is wanted.
 
     Raises:
         InputError: ``ref`` is none of these, or cannot be reached from this machine.
@@ -69,7 +74,7 @@ def resolve(ref: str, revision: str | None, cache_uri: str) -> Path:
             # One conversion for each release: older ones cannot read all that newer ones write.
             name = f"{ref.replace('/', '--')}-{source.stat().st_size}-{__version__}"
             return _made_once(_cache_folder(cache_uri) / name, partial(_convert_gguf, source))
-    return _downloaded(ref, revision)
+    return _downloaded(ref, revision, UNUSED_FILES if weights else [*UNUSED_FILES, *WEIGHT_FILES])
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -90,13 +95,17 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, settings: ModelSettings) -> Any:
-    """The causal language model in ``folder`` at ``settings.precision``, on the CPU."""
+    """The causal language model in ``folder`` at ``settings.precision``, on the CPU.
+
+    Where its class has no SDPA it gets its own eager attention, and the log a warning.
+    """
     from transformers import AutoModelForCausalLM, __version__
 
-    options = {_dtype_option(): torch_dtype(settings.precision), "attn_implementation": settings.attention}
+    options = {_dtype_option(): torch_dtype(settings.precision)}
+    load = partial(AutoModelForCausalLM.from_pretrained, str(folder), **options)
     try:
         _check_positions(folder)
-        return AutoModelForCausalLM.from_pretrained(str(folder), **options)
+        return _with_attention(load, settings)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"model.ref = {settings.ref!r}: transformers {__version__} cannot load it as a causal language model: "
@@ -127,6 +136,30 @@ def torch_dtype(precision: str) -> Any:
     if precision not in known:
         raise InputError(f"model.precision = {precision!r}: unknown. Use one of {', '.join(known)}.")
     return known[precision]
+
+
+def _with_attention(load: Callable[..., Any], settings: ModelSettings) -> Any:
+    try:
+        return load(attn_implementation=settings.attention)
+    except ValueError as refusal:
+        # Any other wish is somebody's own, and any other error none that a second try would mend.
+        if settings.attention != "sdpa" or SDPA not in str(refusal):
+            raise
+    # Refused by the class, before a weight was read: so in all ranks alike.
+    model = load(attn_implementation="eager")
+    _tell_of_eager(settings.ref, type(model).__name__)
+    return model
+
+
+@cache
+def _tell_of_eager(ref: str, class_name: str) -> None:
+    """Once: a run loads its model up to four times."""
+    log.warning(
+        "model.ref = %r: %s has no SDPA attention in this transformers, so its own code ('eager') is used. What "
+        "attention it has is slower so, and keeps scores of length x length: more memory than a plan for SDPA counts.",
+        ref,
+        class_name,
+    )
 
 
 def _dtype_option() -> str:
@@ -190,12 +223,12 @@ def _fetched(ref: str, cache_uri: str) -> Path:
         raise InputError(f"model.ref = {ref!r}: cannot be read from the cluster: {error}. {advice}") from error
 
 
-def _downloaded(ref: str, revision: str | None) -> Path:
+def _downloaded(ref: str, revision: str | None, unused: list[str]) -> Path:
     """A hub model through the hub's own client, whose cache serves where there is no network."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(ref, revision=revision, ignore_patterns=UNUSED_FILES))
+        return Path(snapshot_download(ref, revision=revision, ignore_patterns=unused))
     except Exception as error:  # the client raises what its HTTP library raises
         bundled = "; ".join(f"{model.hub_id} with the package {model.package}" for model in BUNDLED_MODELS)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

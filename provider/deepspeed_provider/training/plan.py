@@ -23,6 +23,7 @@ class ModelSettings:
     ref: str
     revision: str | None = None
     attention: str = "sdpa"
+    """As transformers names it; ``sdpa`` means ``eager`` for a model class without it."""
     precision: str = "fp32"
     """Training precision: ``fp32``, ``bf16`` or ``fp16``."""
 

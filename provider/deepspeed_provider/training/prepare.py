@@ -57,6 +57,7 @@ class PrepareSettings:
         max_characters: rows with more in prompt and completion together are dropped.
         salt: another one gives another split.
         model_ref: model whose tokenizer counts the tokens, where the cluster can load it.
+        model_revision: branch, tag or commit of a ``model_ref`` on the hub; None takes the default one.
         cache_uri: folder for converted models; needed with ``model_ref``.
     """
 
@@ -70,6 +71,7 @@ class PrepareSettings:
     max_characters: int = 20_000
     salt: str = ""
     model_ref: str | None = None
+    model_revision: str | None = None
     cache_uri: str | None = None
 
     @classmethod
@@ -284,21 +286,21 @@ def _measure(spark: SparkSession, settings: PrepareSettings, uri: str) -> dict[s
     ).collect()[0]
     return {
         **{name: measured[name] for name in ("rows", "characters", "words")},
-        "tokens": _count_tokens(rows, settings.model_ref, settings.cache_uri),
+        "tokens": _count_tokens(rows, settings),
         "content": [measured["rows"], measured["first"], measured["second"]],
     }
 
 
-def _count_tokens(rows: DataFrame, model_ref: str | None, cache_uri: str | None) -> int | None:
+def _count_tokens(rows: DataFrame, settings: PrepareSettings) -> int | None:
     """Tokens as training will see them without truncation; None when the cluster cannot load the tokenizer."""
     F = functions_for(rows)
-    if not model_ref or not cache_uri:
+    if not settings.model_ref:
         return None
 
     def count(batches: Iterator[pandas.DataFrame]) -> Iterator[pandas.DataFrame]:
         import pandas
 
-        tokens_of = _token_counter(model_ref, cache_uri)
+        tokens_of = _token_counter(settings)
         for batch in batches:
             texts = zip(batch["prompt"], batch["completion"], strict=True)
             yield pandas.DataFrame({"tokens": [sum(tokens_of(*text) for text in texts) if tokens_of else None]})
@@ -306,15 +308,16 @@ def _count_tokens(rows: DataFrame, model_ref: str | None, cache_uri: str | None)
     counted = rows.mapInPandas(count, "tokens bigint")
     tokens, unknown = counted.agg(F.sum("tokens"), F.sum(F.isnull("tokens").cast("int"))).collect()[0]
     if unknown:
-        log.warning("Tokens are not counted: the cluster cannot load the tokenizer of %r", model_ref)
+        log.warning("Tokens are not counted: the cluster cannot load the tokenizer of %r", settings.model_ref)
     return None if unknown else int(tokens)
 
 
-def _token_counter(model_ref: str, cache_uri: str) -> Callable[[str | None, str], int] | None:
+def _token_counter(settings: PrepareSettings) -> Callable[[str | None, str], int] | None:
+    ref, revision, cache_uri = settings.model_ref or "", settings.model_revision, settings.cache_uri or ""
     try:
         from . import data, models
 
-        tokenizer = models.load_tokenizer(models.resolve(model_ref, None, cache_uri))
+        tokenizer = models.load_tokenizer(models.resolve(ref, revision, cache_uri, weights=False))
     except (ImportError, OSError, ValueError):
         return None
     return lambda prompt, completion: len(
