@@ -27,7 +27,7 @@ lint: setup ## Check style, types and the arrows between rooms
 run: setup ## Fine-tune a real model through Airflow on this machine (ONCE=1 stops everything at the end)
 	$(BIN)/deepspeed-provider demo $(if $(ONCE),--once)
 
-bench: setup ## Measure accuracy, throughput, search, parse time and overhead over torchrun (all or BENCH=name)
+bench: setup ## Measure accuracy, throughput, search, parse, poller and overhead over torchrun (all, or BENCH=name)
 	$(BIN)/python -m benches $(BENCH)
 
 clean: ## Remove caches and the demonstration's state; .venv stays

@@ -16,6 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from deepspeed_provider.testing.workspace import FakeWorkspace
 
 RUNS = (20, 200)
 INTERVAL_S = 3
+# With the most runs; below it chance alone makes one median later than the other.
+TARGET = 10
+NO_LATER_S = INTERVAL_S / 10
 # Requests and processor time are those between these moments, while all runs are in flight; ends come after them.
 SETTLED_S, IN_FLIGHT_S = 8.0, 38.0
 SHORTEST_S, LONGEST_S = 42.0, 60.0
@@ -44,29 +48,50 @@ class Measured:
     def requests_per_minute(self) -> float:
         return 60 * self.requests / (IN_FLIGHT_S - SETTLED_S)
 
+    @property
+    def delay_s(self) -> float:
+        return statistics.median(self.delays_s)
+
     def cpu_per_run_ms(self, runs: int) -> float:
         """In a minute."""
         return 1000 * 60 * self.cpu_s / (IN_FLIGHT_S - SETTLED_S) / runs
 
 
 def measure() -> None:
-    """Prints requests, processor time and delay of both, and their ratios, for few runs and many."""
+    """Prints requests, processor time and delay of both, their ratios, for few runs and many, and whether that is the
+    target."""
+    measured: dict[int, dict[str, Measured]] = {}
     for runs in RUNS:
-        found = {way: _measure(way, runs) for way in (THEIRS, OURS)}
+        measured[runs] = found = {way: _measure(way, runs) for way in (THEIRS, OURS)}
         for way, each in found.items():
             print(
                 f"{runs} runs, {way}: {each.requests_per_minute:.0f} requests a minute, "
                 f"{each.cpu_per_run_ms(runs):.0f} ms of processor time a minute and run, ends detected after "
-                f"{statistics.median(each.delays_s):.1f} s (median), {max(each.delays_s):.1f} s (longest)",
+                f"{each.delay_s:.1f} s (median), {max(each.delays_s):.1f} s (longest)",
                 flush=True,
             )
         ours, theirs = found[OURS], found[THEIRS]
         print(
-            f"{runs} runs: {theirs.requests_per_minute / ours.requests_per_minute:.1f} times fewer requests, "
+            f"{runs} runs: {theirs.requests / ours.requests:.1f} times fewer requests, "
             f"{theirs.cpu_s / ours.cpu_s:.1f} times less processor time, detection "
-            f"{statistics.median(ours.delays_s) - statistics.median(theirs.delays_s):+.1f} s",
+            f"{ours.delay_s - theirs.delay_s:+.1f} s",
             flush=True,
         )
+    print(verdict(measured), flush=True)
+
+
+def verdict(measured: Mapping[int, Mapping[str, Measured]]) -> str:
+    """How both grow from the fewest runs to the most, and whether the most meet the target."""
+    few, many = min(measured), max(measured)
+    ours, theirs = measured[many][OURS], measured[many][THEIRS]
+    fewer, later_s = theirs.requests / ours.requests, ours.delay_s - theirs.delay_s
+    met = fewer >= TARGET and later_s <= NO_LATER_S
+    growth = {way: each.requests / measured[few][way].requests for way, each in measured[many].items()}
+    return (
+        f"from {few} runs to {many} requests grow {growth[OURS]:.1f} times with ours and {growth[THEIRS]:.1f} times "
+        f"with {THEIRS}. With {many} they are {fewer:.1f} times fewer, detection {later_s:+.1f} s; the target is "
+        f"{TARGET} times fewer and no later (within {NO_LATER_S:.1f} s): {'met' if met else 'MISSED'}"
+    )
 
 
 def _measure(way: str, runs: int) -> Measured:

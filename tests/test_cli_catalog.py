@@ -8,6 +8,7 @@ from functools import partial
 
 import command_line
 import pytest
+from deepspeed_provider.clusters.gpus import gpu, gpus
 from deepspeed_provider.clusters.node_types import Cloud, node_types
 from deepspeed_provider.testing import faults
 from deepspeed_provider.testing.workspace import FakeWorkspace
@@ -57,6 +58,42 @@ class TestShow:
         found = {one["node_type_id"]: one for one in as_json("show", "--catalog", str(file))["node_types"]}
         assert found["p4d.24xlarge"]["on_demand_usd_per_hour"] == 1
 
+    def test_the_gpus_instead(self):
+        said = as_json("show", "--gpus")
+        assert list(said) == ["gpus"]
+        found = {one["name"]: one for one in said["gpus"]}
+        assert list(found) == [one.name for one in gpus()], "also one that no node type has"
+        l4, known = found["L4"], gpu("L4")
+        assert (l4["memory_bytes"], l4["compute_capability"], l4["bf16"]) == (known.memory_bytes, "8.9", True)
+        assert (l4["dense_flops_16bit"], l4["nvlink_bytes_per_second"]) == (121e12, 0)
+        assert l4["memory_bytes_per_second"] == 300e9
+        assert (l4["matmul_share"], l4["matmul_source"], l4["date"]) == (0.5, "assumed: 72 W", known.date)
+
+    @pytest.mark.parametrize(
+        ("words", "wanted"),
+        [
+            pytest.param(["--gpu", "h200"], {"H200"}, id="one"),
+            pytest.param(["--cloud", "gcp", "--gpu", "t4"], set(), id="one that the cloud has not"),
+            pytest.param(
+                ["--cloud", "azure"],
+                {node.gpu.name for node in node_types() if node.cloud is Cloud.AZURE},
+                id="of one cloud",
+            ),
+        ],
+    )
+    def test_some_of_the_gpus(self, words, wanted):
+        assert {one["name"] for one in as_json("show", "--gpus", *words)["gpus"]} == wanted
+
+    @pytest.mark.parametrize("columns", [80, 140])
+    def test_the_gpus_for_a_person(self, columns):
+        lines = run("show", "--gpus", columns=columns).output.splitlines()
+        assert all(len(line) <= columns for line in lines)
+        assert lines[0].strip() == f"GPUs, by data sheets as of {gpu('T4').date}"
+        rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+        assert {one.name for one in gpus()} <= set(rows)
+        assert rows["H200"][1:8] == ["139.7", "9.0", "yes", "989", "4,800", "450", "80%"]
+        assert rows["T4"][1:6] == ["14.6", "7.5", "no", "65", "320"]
+
     def test_all_problems_at_once(self):
         result = run("show", "--cloud", "ibm", "--gpu", "A1000", "--tier", "gold")
         assert result.exit_code == 2
@@ -97,6 +134,7 @@ class TestDiff:
     def test_for_a_person(self, file):
         said = run("diff", file).output
         assert "- p9.huge" in said
+        assert "adds one whose GPU `catalog show --gpus` lists" in " ".join(said.split())
         assert "- deprecated in this workspace: g5.12xlarge" in said
         assert "g5.xlarge, p4d.24xlarge" in said
 

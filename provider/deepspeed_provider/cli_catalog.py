@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,7 +18,7 @@ from deepspeed_provider.cli_plan import option
 from deepspeed_provider.cli_problems import tell
 from deepspeed_provider.cli_report import GIB, print_list
 from deepspeed_provider.cli_workspace import asked_node_types, save_answer
-from deepspeed_provider.clusters.gpus import GIGA
+from deepspeed_provider.clusters.gpus import GIGA, TERA, Gpu, gpus
 from deepspeed_provider.clusters.gpus import gpu as gpu_named
 from deepspeed_provider.clusters.node_type import OWN_PRICE
 from deepspeed_provider.clusters.node_types import NodeType, Support, WorkspaceTypes, restricted
@@ -41,11 +42,16 @@ def catalog_show(
     gpu: Annotated[str | None, option("NAME", "Only types with this GPU.", PANEL)] = None,
     catalog: Annotated[str | None, option("FILE", "Your own rows, as CSV or JSON.", PANEL)] = None,
     tier: Annotated[str | None, option("NAME", "Of the workspace: premium or enterprise.", PANEL)] = None,
+    only_gpus: Annotated[
+        bool, option("", "List instead the GPUs that are known: rows of your own name one of them.", PANEL, "--gpus")
+    ] = False,
     as_json: Annotated[bool, option("", "Print one JSON object.", PANEL, "--json")] = False,
 ) -> None:
     """List node types with what they hold, GiB of each GPU and of RAM, and what an hour costs with Databricks' units.
 
     In place of a price: "retired" can no longer be launched, "unnamed" is not named by Databricks.
+
+    With --gpus: peak TFLOP/s in 16 bits, GB/s of memory and NVLink, the share of the peak that matrix products reach.
     """
     asked = {"cloud": cloud, "gpu": gpu, "catalog": catalog, "tier": tier}
     try:
@@ -53,7 +59,9 @@ def catalog_show(
     except SpecError as error:
         tell(error, asked, as_json=as_json)
         raise typer.Exit(2) from None
-    if as_json:
+    if only_gpus:
+        _show_gpus(_gpus_of(found, asked), as_json=as_json)
+    elif as_json:
         typer.echo(json.dumps({"node_types": [node_type_as_json(node) for node in found]}, allow_nan=False))
     else:
         _print_catalogue(Console(), found)
@@ -119,6 +127,13 @@ def _asked(asked: dict[str, str | None]) -> list[NodeType]:
     ]
 
 
+def _gpus_of(found: Sequence[NodeType], asked: Mapping[str, str | None]) -> list[Gpu]:
+    """Those of a cloud are those of its node types; a GPU that no node type has is known all the same."""
+    if asked["cloud"] is not None:
+        return [one for one in gpus() if any(node.gpu == one for node in found)]
+    return [one for one in gpus() if asked["gpu"] is None or one == gpu_named(asked["gpu"])]
+
+
 def _seen(read: Callable[[], Mapping[str, Any]], asked: dict[str, str | None]) -> WorkspaceTypes:
     """A workspace is in one cloud: what the others have is nothing that it lacks."""
     problems: list[FieldProblem] = []
@@ -150,7 +165,10 @@ def _print_diff(console: Console, seen: WorkspaceTypes) -> None:
     print_list(console, "Known, and can be launched", [", ".join(node.node_type_id for node in seen.available)], "")
     lines = [f"{reason}: {', '.join(names)}" for reason, names in lacks.items()]
     print_list(console, "In the catalogue, but not to be had in this workspace", lines, "")
-    title = "GPU types of this workspace that the catalogue does not know; rows of your own (--catalog) make them so"
+    title = (
+        "GPU types of this workspace that the catalogue does not know; a row of your own (--catalog) adds one whose "
+        "GPU `catalog show --gpus` lists"
+    )
     print_list(console, title, seen.unknown_gpu_types, "yellow")
     print_list(console, "Warnings", seen.warnings, "yellow")
 
@@ -195,6 +213,50 @@ def _cells(node: NodeType, *, wide: bool) -> list[str | Text]:
             _usd(node.dbu_per_hour),
         ]
     return cells
+
+
+def _show_gpus(found: Sequence[Gpu], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"gpus": [_gpu_as_json(one) for one in found]}, allow_nan=False))
+        return
+    console = Console()
+    for date in dict.fromkeys(one.date for one in found):
+        rows = [one for one in found if one.date == date]
+        console.print(_gpu_table(f"GPUs, by data sheets as of {date}", rows, wide=console.width >= WIDE))
+
+
+def _gpu_as_json(found: Gpu) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "compute_capability": _capability(found)}
+
+
+def _gpu_table(title: str, found: Sequence[Gpu], *, wide: bool) -> Table:
+    gap = (0, 1) if wide else (0, 0)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=gap)
+    table.add_column("GPU", no_wrap=True)
+    for name in ("GiB", "CC", "bf16", "TFLOP/s", "GB/s", "NVLink", "Share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("Share from")
+    for one in found:
+        table.add_row(*_gpu_cells(one))
+    return table
+
+
+def _gpu_cells(found: Gpu) -> list[str | Text]:
+    return [
+        Text(found.name),
+        f"{found.memory_bytes / GIB:,.1f}",
+        _capability(found),
+        "yes" if found.bf16 else "no",
+        f"{found.dense_flops_16bit / TERA:,.0f}",
+        f"{found.memory_bytes_per_second / GIGA:,.0f}",
+        f"{found.nvlink_bytes_per_second / GIGA:,.0f}" if found.nvlink_bytes_per_second else "",
+        f"{found.matmul_share:.0%}",
+        Text(found.matmul_source),
+    ]
+
+
+def _capability(found: Gpu) -> str:
+    return ".".join(map(str, found.compute_capability))
 
 
 def _usd(value: float | None) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,23 +20,23 @@ _CONTEXT: Final = "_AIRFLOW_PROCESS_CONTEXT"
 
 def asked_node_types(conn_id: str) -> Mapping[str, Any]:
     """The workspace's answer to list-node-types, as it came. Raises :class:`SpecError` where there is none."""
-    from deepspeed_provider.backends.base import BackendUnavailable
-    from deepspeed_provider.backends.workspace_wire import WireRefused
-    from deepspeed_provider.hooks.databricks import require_databricks
-    from deepspeed_provider.hooks.workspace_offers import ask_offers
+    # Airflow writes its log to where standard output is when it is imported; ours is for the answer.
+    with redirect_stdout(sys.__stderr__):
+        from deepspeed_provider.backends.base import BackendUnavailable
+        from deepspeed_provider.backends.workspace_wire import WireRefused
+        from deepspeed_provider.hooks.databricks import require_databricks
+        from deepspeed_provider.hooks.workspace_offers import ask_offers
 
-    try:
-        with _with_database():
-            require_databricks("conn_id", conn_id)
-            answer = ask_offers(conn_id).node_types
-    except WireRefused as error:
-        raise SpecError.of(
-            "conn_id", conn_id, f"the workspace refuses: {str(error).rstrip('.')}", "Check its token."
-        ) from None
-    except BackendUnavailable as error:
-        raise SpecError.of(
-            "conn_id", conn_id, f"no answer: {str(error).rstrip('.')}", "Check the connection's host."
-        ) from None
+        try:
+            with _with_database():
+                require_databricks("conn_id", conn_id)
+                answer = ask_offers(conn_id).node_types
+        except WireRefused as error:
+            text = f"the workspace refuses: {_told(error)}"
+            raise SpecError.of("conn_id", conn_id, text, "Check its token.") from None
+        except BackendUnavailable as error:
+            text = f"no answer: {_told(error)}"
+            raise SpecError.of("conn_id", conn_id, text, "Check the connection's host.") from None
     return read_answer(answer, "conn_id")
 
 

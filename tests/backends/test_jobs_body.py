@@ -48,6 +48,17 @@ def test_the_platform_stops_what_nobody_watches_any_more_and_integers_are_intege
     assert found is None or isinstance(found, int)
 
 
+def test_without_a_timeout_of_the_operators_the_platforms_limit_is_the_users():
+    given = job_settings({"code_folder": FOLDER, "run_fields": {"timeout_seconds": 7200}})
+    assert body_of(run_fields=given.run_fields)["timeout_seconds"] == 7200
+
+
+def test_with_one_the_users_limit_may_only_agree():
+    assert body_of(timeout_s=3600.0, run_fields={"timeout_seconds": 4500})["timeout_seconds"] == 4500
+    with pytest.raises(SpecError, match=r"job\.run_fields\.timeout_seconds = 7200: contradicts what was planned, 4500"):
+        body_of(timeout_s=3600.0, run_fields={"timeout_seconds": 7200})
+
+
 def test_fields_of_the_users_come_along():
     body = body_of(
         run_fields={"run_as": {"user_name": "a@example.com"}, "budget_policy_id": "b"},

@@ -183,7 +183,9 @@ def test_a_workspace_restricts_the_search():
     assert {found.node_type.node_type_id for found in plan.choice.candidates} == {"g5.12xlarge"}
     reasons = {one.node_type_id: one.reason for one in plan.refused}
     assert reasons["p4d.24xlarge"] == "not in this workspace"
-    assert any("p9.huge" in text for text in plan.warnings)
+    (unknown,) = [text for text in plan.warnings if "p9.huge" in text]
+    # A row cannot name a GPU that is not packaged.
+    assert "adds one whose GPU `deepspeed-provider catalog show --gpus` lists" in unknown
 
 
 def test_spot_says_what_may_happen():

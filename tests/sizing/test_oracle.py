@@ -79,6 +79,21 @@ def test_eager_attention_comes_close(method: str) -> None:
     assert found.resident + found.activations == pytest.approx(counted["backward_peak"], rel=0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_adapters_beside_a_narrow_embedding_are_followed(checkpointing: bool) -> None:
+    from sizing.oracle import peak_bytes
+
+    case = Case(
+        config=KINDS["opt-post-norm"](random.Random(1)),
+        method="lora",
+        gradient_checkpointing=checkpointing,
+        micro_batch_size=2,
+    )
+    found, counted = estimated(case), peak_bytes(case)
+    assert found.activations == pytest.approx(counted["backward_peak"] - counted["resident"], rel=0.005)
+
+
 def _llama() -> dict[str, object]:
     return {
         "model_type": "llama",

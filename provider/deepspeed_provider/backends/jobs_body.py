@@ -18,10 +18,11 @@ from deepspeed_provider.errors import FieldProblem, SpecError, did_you_mean
 
 TASK_KEY: Final = "deepspeed"
 LONGEST_NAME: Final = 4000
-# The platform's own limit is for a run that nobody watches any more; whoever watches cancels before it.
+# The platform's own limit is for a run that nobody watches any more; whoever watches cancels before it. Where nobody
+# here keeps a time, the limit is the user's to set.
 TIMEOUT_GRACE_S: Final = 900.0
 # Fields that make a run exactly one, and found again.
-OURS: Final = ("idempotency_token", "tasks", "run_name", "timeout_seconds")
+OURS: Final = ("idempotency_token", "tasks", "run_name")
 OURS_IN_TASK: Final = (
     "task_key",
     "max_retries",
@@ -42,7 +43,7 @@ class JobSettings:
         libraries: of the task, in the API's shape.
         queue: wait when the workspace has no room, rather than fail.
         run_fields: further fields of ``runs/submit``: ``run_as``, ``access_control_list``, ``email_notifications``,
-            ``budget_policy_id``, …
+            ``budget_policy_id``, …; ``timeout_seconds`` where the operator has no ``timeout``.
         task_fields, cluster_fields: further fields of the task and of ``new_cluster``. Secrets for the ranks are
             references in ``spark_env_vars``: ``{"HF_TOKEN": "{{secrets/SCOPE/KEY}}"}``.
     """

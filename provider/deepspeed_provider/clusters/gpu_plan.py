@@ -131,7 +131,10 @@ def _available(
     warnings = list(seen.warnings)
     if seen.unknown_gpu_types:
         names = ", ".join(seen.unknown_gpu_types)
-        warnings.append(f"Not considered, as the catalogue does not know their GPUs: {names}. Add rows for them.")
+        warnings.append(
+            f"Not considered, as the catalogue has no row for them: {names}. A row of your own (catalog) adds one "
+            "whose GPU `deepspeed-provider catalog show --gpus` lists."
+        )
     return seen.available, missing, warnings
 
 

@@ -9,9 +9,12 @@ from functools import lru_cache
 from typing import Final
 
 from deepspeed_provider.sizing.architecture import Architecture, Layer
-from deepspeed_provider.sizing.decoder import Mode, layer_tape
+from deepspeed_provider.sizing.decoder import layer_tape
 from deepspeed_provider.sizing.head import head_tape
-from deepspeed_provider.sizing.tape import Footprint
+from deepspeed_provider.sizing.linears import Linears
+from deepspeed_provider.sizing.lora import embedding_projections
+from deepspeed_provider.sizing.mode import Mode
+from deepspeed_provider.sizing.tape import Footprint, Tape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ class _Step:
 
     def _first_layer(self) -> Footprint:
         """Checkpointing makes even a frozen embedding's output ask for its gradient; else autograd starts later."""
-        if self.mode.trains_base or self.checkpointing:
+        if self.mode.trains_base or self.checkpointing or self._adapts_embedding():
             return self.layers[0][1]
         return _of_layer(self.architecture, self.architecture.layers[0], self.mode, needs_grad=False)
 
@@ -190,11 +193,22 @@ class _Step:
         A frozen embedding's output, asked for its gradient for checkpointing's sake, is a leaf, which autograd
         holds; without position embeddings it is the first layer's input itself. A trained projection saves it.
         """
-        architecture, projected = self.architecture, bool(self.architecture.embedding_projection_parameters)
-        wanted = self.checkpointing and architecture.position_rows > 0
-        if not (projected if self.mode.trains_base else wanted):
-            return 0
-        return self.mode.tokens * (architecture.embedding_width or architecture.hidden_size) * self.mode.stream_width
+        architecture, mode = self.architecture, self.mode
+        width = architecture.embedding_width or architecture.hidden_size
+        leaf = self.checkpointing and architecture.position_rows > 0 and not mode.trains_base
+        found = mode.tokens * width * mode.stream_width if leaf else 0
+        for projection in embedding_projections(architecture)[:1]:
+            tape = Tape()
+            x = tape.input(mode.tokens * width, mode.stream_width, needs_grad=mode.trains_base or leaf)
+            Linears(tape, mode).apply(x, projection)
+            kept = tape.run()
+            # What the projection saves of its input is that leaf.
+            found += kept.retained - (kept.saved_input if leaf else 0)
+        return found
+
+    def _adapts_embedding(self) -> bool:
+        """Autograd then starts before the first layer."""
+        return any(linear in dict(self.mode.adapter_ranks) for linear in embedding_projections(self.architecture)[:1])
 
     def _share(self, gradients: int) -> float:
         return gradients / self.all_gradients if self.all_gradients else 0.0

@@ -7,36 +7,11 @@ It follows the model code of transformers 5.24 and PEFT 0.21, operation by opera
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from deepspeed_provider.sizing.architecture import Architecture, Experts, Layer, Linear, NormKind, QkNorm, Residual
+from deepspeed_provider.sizing.linears import Linears
+from deepspeed_provider.sizing.mode import FP32, Mode
 from deepspeed_provider.sizing.tape import Tape, Value
-
-FP32 = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mode:
-    """How the layers run: sizes, widths in bytes per element, and what is trained."""
-
-    micro_batch_size: int
-    sequence_length: int
-    compute_width: int = 2  # of weights and matrix products
-    stream_width: int = 2  # of embeddings, norms and the residual stream
-    head_width: int = 2  # of the output head and the logits
-    trains_base: bool = True
-    adapter_width: int = FP32
-    # By the matrix and not by its role: experts may be left without an adapter that dense layers beside them have.
-    adapter_ranks: tuple[tuple[Linear, int], ...] = ()
-    adapter_dropout: bool = False
-    quantised: bool = False
-    attention: str = "sdpa"  # eager, sdpa, flash
-    loss: str = "full"  # full, kernel, chunked, fused
-    holds_logits: bool = True  # whether the loop keeps the model's output through the backward pass
-
-    @property
-    def tokens(self) -> int:
-        return self.micro_batch_size * self.sequence_length
 
 
 def layer_tape(architecture: Architecture, layer: Layer, mode: Mode, *, needs_grad: bool = True) -> Tape:
@@ -51,6 +26,7 @@ class _LayerProgram:
     def __init__(self, architecture: Architecture, layer: Layer, mode: Mode) -> None:
         self.a, self.layer, self.mode, self.tape = architecture, layer, mode, Tape()
         self.tokens, self.ranks = mode.tokens, dict(mode.adapter_ranks)
+        self.linears = Linears(self.tape, mode)
 
     def write(self, needs_grad: bool) -> Tape:
         x = self.tape.input(self.tokens * self.a.hidden_size, self.mode.stream_width, needs_grad=needs_grad)
@@ -292,60 +268,10 @@ class _LayerProgram:
         linear = self.layer.linear(role)
         assert linear is not None, role
         if role == "router":
-            return self._plain(x, linear)
-        base = self._quantised(x, linear) if self._is_quantised(linear) else self._plain(x, linear)
-        rank = self.ranks.get(linear, 0)
-        out = self._with_adapter(x, base, linear, rank) if rank else base
+            return self.linears.plain(x, linear)
+        out = self.linears.apply(x, linear)
         self.tape.keep_until_here(x)
         return out
-
-    def _is_quantised(self, linear: Linear) -> bool:
-        return self.mode.quantised and linear.is_module
-
-    def _plain(self, x: Value, linear: Linear) -> Value:
-        mode = self.mode
-        trained = mode.trains_base
-        return self.tape.op(
-            (x,),
-            self.tokens * linear.out_features,
-            x.width,
-            saved=(x,) if trained else (),
-            weight_gradient=linear.in_features * linear.out_features * mode.compute_width if trained else 0,
-            reads_weight=True,
-        )
-
-    def _quantised(self, x: Value, linear: Linear) -> Value:
-        """The weight is dequantised for the product, forward and back; the packed weight is what is kept."""
-        mode, tape = self.mode, self.tape
-        weight = linear.in_features * linear.out_features * mode.compute_width
-        narrow = tape.cast(x, mode.compute_width)
-        out = tape.op(
-            (narrow,),
-            self.tokens * linear.out_features,
-            mode.compute_width,
-            forward_temp=weight,
-            backward_temp=weight,
-        )
-        if linear.bias:
-            out = tape.op((out,), out.elements, out.width, passes_gradient=True)
-        return tape.cast(out, x.width)
-
-    def _with_adapter(self, x: Value, base: Value, linear: Linear, rank: int) -> Value:
-        """base + B(A(x)) * scaling, the adapter in its own precision (PEFT casts its input)."""
-        tape, width = self.tape, self.mode.adapter_width
-        x = tape.cast(x, width)
-        if self.mode.adapter_dropout:
-            x = tape.op((x,), x.elements, x.width, extra_saved=x.elements)
-        low = tape.op((x,), self.tokens * rank, width, saved=(x,), weight_gradient=linear.in_features * rank * width)
-        high = tape.op(
-            (low,),
-            self.tokens * linear.out_features,
-            width,
-            saved=(low,),
-            weight_gradient=linear.out_features * rank * width,
-        )
-        scaled = tape.op((high,), high.elements, width)
-        return tape.cast(tape.add(base, scaled), base.width)
 
 
 def norm(tape: Tape, x: Value, kind: NormKind, *, trained: bool, width: int) -> Value:

@@ -10,7 +10,7 @@ from deepspeed_provider.sizing import model_states
 from deepspeed_provider.sizing.activations import GIVEN_AWAY, Moment, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.buffers import zero_buffers
-from deepspeed_provider.sizing.decoder import Mode
+from deepspeed_provider.sizing.mode import Mode
 from deepspeed_provider.sizing.options import Attention, Method, Padding, TrainingOptions
 from deepspeed_provider.sizing.overhead import CALIBRATION, CUBLAS_WORKSPACE_BYTES, MIB, Step, overhead
 from deepspeed_provider.sizing.parts import Part, present

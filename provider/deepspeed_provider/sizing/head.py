@@ -6,7 +6,10 @@ from __future__ import annotations
 import math
 
 from deepspeed_provider.sizing.architecture import Architecture
-from deepspeed_provider.sizing.decoder import FP32, Mode, norm
+from deepspeed_provider.sizing.decoder import norm
+from deepspeed_provider.sizing.linears import Linears
+from deepspeed_provider.sizing.lora import embedding_projections
+from deepspeed_provider.sizing.mode import FP32, Mode
 from deepspeed_provider.sizing.tape import Tape, Value
 
 LABEL = 8  # bytes of one token's label
@@ -20,8 +23,10 @@ def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value
     x = tape.input(mode.tokens * architecture.hidden_size, mode.stream_width, needs_grad=True)
     if architecture.final_norm_parameters:
         x = norm(tape, x, architecture.norm, trained=mode.trains_base, width=architecture.hidden_size)
-    if architecture.embedding_projection_parameters:
-        x = _to_embedding_width(tape, x, architecture, mode)
+    for projection in embedding_projections(architecture)[1:]:
+        projected = Linears(tape, mode).apply(x, projection)
+        tape.keep_until_here(x)
+        x = projected
     x = tape.cast(x, mode.head_width)
     if mode.loss == "fused":
         return _fused_loss(tape, x, architecture, mode), ()
@@ -40,19 +45,6 @@ def head_tape(architecture: Architecture, mode: Mode) -> tuple[Tape, tuple[Value
     log_probabilities = tape.op((wide,), wide.elements, FP32, saves_output=True)
     tape.op((log_probabilities,), 1, FP32, extra_saved=labels)
     return tape, held
-
-
-def _to_embedding_width(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:
-    """OPT 350M's head is as narrow as its embedding."""
-    trained, width = mode.trains_base, architecture.embedding_width
-    return tape.op(
-        (x,),
-        mode.tokens * width,
-        x.width,
-        saved=(x,) if trained else (),
-        weight_gradient=architecture.hidden_size * width * mode.compute_width if trained else 0,
-        reads_weight=True,
-    )
 
 
 def _logits(tape: Tape, x: Value, architecture: Architecture, mode: Mode) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from deepspeed_provider.sizing.architecture import Architecture
-from deepspeed_provider.sizing.decoder import Mode
+from deepspeed_provider.sizing.mode import Mode
 from deepspeed_provider.sizing.parts import Part
 
 _TAPE: Final = "what autograd keeps of transformers' model code"

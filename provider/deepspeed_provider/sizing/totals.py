@@ -14,8 +14,8 @@ from deepspeed_provider.sizing import model_states
 from deepspeed_provider.sizing.activations import GIVEN_AWAY, moments
 from deepspeed_provider.sizing.architecture import Architecture
 from deepspeed_provider.sizing.buffers import zero_buffers
-from deepspeed_provider.sizing.decoder import Mode
 from deepspeed_provider.sizing.gpu import MOVING, gradients_at, normed_on_the_way, overhead_step
+from deepspeed_provider.sizing.mode import Mode
 from deepspeed_provider.sizing.options import TrainingOptions
 from deepspeed_provider.sizing.overhead import CALIBRATION, CUBLAS_WORKSPACE_BYTES, overhead
 from deepspeed_provider.sizing.parts import Part
