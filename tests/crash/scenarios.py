@@ -8,6 +8,7 @@
 | worker told to end (SIGTERM), ``on_worker_kill="cancel"`` | the run stops; the next try starts anew |
 | the same with ``"detach"`` | one run; the next try attaches |
 | triggerer restarted (SIGTERM) or killed (SIGKILL) | one run, which another triggerer sees through |
+| scheduler killed | one run, which the next scheduler sees the end of |
 | cleared while alive | one run; the new try attaches |
 | cleared while alive, ``on_clear="restart"`` | the run stops before the new one begins |
 | cleared after a success | a new run, generation 2 |

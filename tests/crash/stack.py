@@ -9,7 +9,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ LAST_DAGS = ("crash_mapped", "chaos_blocking")
 TASKS_SIDE_BY_SIDE = 10
 # With triggers in it, it takes ten seconds to notice, and twice ten to lose its patience with its own subprocess.
 TRIGGERER_GRACE_SECONDS = 40.0
+SCHEDULER_LOOK_SECONDS = 3.0
 SETTINGS = {
     "MLFLOW_TRACKING_URI": "",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
@@ -58,16 +60,23 @@ class OneWriteAtATime(AirflowApi):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """An Airflow that is up. ``triggerers``: pids of those started after the first one was ended."""
+    """An Airflow that is up. Lists: pids of those started after the first one was ended."""
 
     api: AirflowApi
     airflow: Service
     folder: Path
     triggerers: list[int] = field(default_factory=list)
+    schedulers: list[int] = field(default_factory=list)
+
+    def kill_scheduler(self) -> None:
+        """Ends it with everything below it, as when its container is lost."""
+        found = self._schedulers()
+        assert found
+        _kill([*found, *(child for process in found for child in process.children(recursive=True))])
 
     def replace_triggerer(self, number: signal.Signals) -> None:
         """Ends the triggerer by a signal, and starts another one."""
-        old = [*self._triggerers(), *(psutil.Process(pid) for pid in self.triggerers)]
+        old = [*self._children("triggerer"), *(psutil.Process(pid) for pid in self.triggerers)]
         assert old
         below = [child for process in old for child in process.children(recursive=True)]
         for process in old:
@@ -78,23 +87,48 @@ class Stack:
         deadline_s = time.monotonic() + grace_s
         while time.monotonic() < deadline_s and alive([process.pid for process in old]):
             time.sleep(0.5)
-        for process in [*old, *below]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        wait_for(lambda: not alive([process.pid for process in [*old, *below]]), 30, "the triggerer ended")
+        _kill([*old, *below])
         self.triggerers.clear()
+        self.triggerers.append(self._start("triggerer"))
+
+    def keep_a_scheduler(self, over: threading.Event) -> None:
+        """Starts another one when it has ended: ``standalone`` does not, what runs an Airflow in earnest does.
+
+        Airflow 3.3 ends its scheduler itself where a task is cleared in the moment in which an executor's word of
+        its end is handled ("Failed to add object to the flush context").
+        """
+        wait_for(self._schedulers, 60, "a scheduler started")
+        while not over.wait(SCHEDULER_LOOK_SECONDS):
+            if not self._schedulers():
+                self.schedulers.append(self._start("scheduler"))
+
+    def end_those_started_later(self) -> None:
+        for pid in (*self.triggerers, *self.schedulers):
+            stop_group(pid, 10)
+
+    def _schedulers(self) -> list[psutil.Process]:
+        return [*self._children("scheduler"), *(psutil.Process(pid) for pid in alive(self.schedulers))]
+
+    def _start(self, component: str) -> int:
         _, record = start_group(
-            [self.airflow.command[0], "-m", "airflow", "triggerer"],
+            [self.airflow.command[0], "-m", "airflow", component],
             environment=self.airflow.environment,
             folder=self.airflow.folder,
-            log_path=self.folder / "triggerer.log",
+            log_path=self.folder / f"{component}.log",
         )
-        self.triggerers.append(record.pid)
+        return record.pid
 
-    def _triggerers(self) -> list[psutil.Process]:
+    def _children(self, component: str) -> list[psutil.Process]:
         running = self.airflow.running()
         assert running is not None
-        return children_with(running.pid, "triggerer")
+        return children_with(running.pid, component)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_for(lambda: not alive([process.pid for process in processes]), 30, "killed processes ended")
 
 
 def _let_readers_be(database: Path) -> None:
@@ -117,19 +151,21 @@ def standalone(folder: Path, environment: Mapping[str, str]) -> Iterator[Stack]:
         port=ours,
         command=(*service.command[:-1], "api-server", "--apps", "core", "--port", str(ours)),
     )
-    triggerers: list[int] = []
-    try:
+    with ExitStack() as opened:
+        opened.callback(service.stop)
         service.start()
         service.wait()
         _let_readers_be(folder / "airflow" / "airflow.db")
+        opened.callback(front.stop)
         front.start()
         front.wait()
         api = OneWriteAtATime.of_home(front.url, front.folder)
         for dag_id in LAST_DAGS:
             api.wait_for_dag(dag_id, 90)
-        yield Stack(api=api, airflow=service, folder=folder, triggerers=triggerers)
-    finally:
-        for pid in triggerers:
-            stop_group(pid, 10)
-        front.stop()
-        service.stop()
+        stack = Stack(api=api, airflow=service, folder=folder)
+        opened.callback(stack.end_those_started_later)
+        over = threading.Event()
+        keeper = opened.enter_context(ThreadPoolExecutor(1)).submit(stack.keep_a_scheduler, over)
+        opened.callback(over.set)
+        yield stack
+    keeper.result()

@@ -7,7 +7,7 @@ test of its own that reports how its scenario went. One row: ``pytest tests/cras
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from crash.conftest import SIDE_BY_SIDE, Grounds
 from crash.places import left_by_runs
 from crash.scenarios import BOTH, SCENARIOS
+from crash.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,14 +40,21 @@ def test_side_by_side(outcomes: dict[str, Future[None]], name: str) -> None:
     outcomes[name].result()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["restarted", "killed"])
-def test_triggerer_gone_while_deferred(grounds: Grounds, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda stack: stack.replace_triggerer(signal.SIGTERM), id="triggerer restarted"),
+        pytest.param(lambda stack: stack.replace_triggerer(signal.SIGKILL), id="triggerer killed"),
+        pytest.param(lambda stack: stack.kill_scheduler(), id="scheduler killed"),
+    ],
+)
+def test_gone_while_deferred(grounds: Grounds, end: Callable[[Stack], None]) -> None:
     places = [grounds.places[name] for name in BOTH]
     runs = [place.trigger("deferred", seconds=20) for place in places]
     for run in runs:
         run.wait_for_ranks()
         run.wait_for_task("deferred")
-    grounds.stack.replace_triggerer(number)
+    end(grounds.stack)
     for place, run in zip(places, runs, strict=True):
         run.end()
         place.require_runs(run, 1)
