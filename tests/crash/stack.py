@@ -70,7 +70,7 @@ class Stack:
 
     def kill_scheduler(self) -> None:
         """Ends it with everything below it, as when its container is lost."""
-        found = self._schedulers()
+        found = [*self._children("scheduler"), *(psutil.Process(pid) for pid in alive(self.schedulers))]
         assert found
         _kill([*found, *(child for process in found for child in process.children(recursive=True))])
 
@@ -97,17 +97,14 @@ class Stack:
         Airflow 3.3 ends its scheduler itself where a task is cleared in the moment in which an executor's word of
         its end is handled ("Failed to add object to the flush context").
         """
-        wait_for(self._schedulers, 60, "a scheduler started")
+        wait_for(lambda: self._children("scheduler"), 60, "a scheduler started")
         while not over.wait(SCHEDULER_LOOK_SECONDS):
-            if not self._schedulers():
+            if not self._children("scheduler") and not alive(self.schedulers):
                 self.schedulers.append(self._start("scheduler"))
 
     def end_those_started_later(self) -> None:
         for pid in (*self.triggerers, *self.schedulers):
             stop_group(pid, 10)
-
-    def _schedulers(self) -> list[psutil.Process]:
-        return [*self._children("scheduler"), *(psutil.Process(pid) for pid in alive(self.schedulers))]
 
     def _start(self, component: str) -> int:
         _, record = start_group(

@@ -16,6 +16,12 @@ import tenacity
 from deepspeed_provider.errors import EngineError
 
 FINISHED = ("success", "failed")
+_COMPONENTS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+
+
+def unhealthy_components(health: Mapping[str, Any]) -> list[str]:
+    """Those that Airflow's own health report does not call healthy."""
+    return [name for name in _COMPONENTS if (health.get(name) or {}).get("status") != "healthy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,10 @@ class AirflowApi:
                 raise EngineError(f"A DAG file cannot be imported: {errors[0]['filename']}\n{errors[0]['stack_trace']}")
             sleep(1)
         raise EngineError(f"Airflow did not find the DAG {dag_id} within {timeout_seconds:g} s.")
+
+    def unhealthy(self) -> list[str]:
+        """Components that have not reported for a while."""
+        return unhealthy_components(self.call("GET", "/monitor/health"))
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any], run_id: str | None = None) -> str:
         """Unpauses the DAG and starts a run; returns the run's id."""

@@ -38,6 +38,8 @@ DAG_ID = "finetune"
 BASE_MEMORY_BYTES = int(2.5 * 2**30)
 RANK_MEMORY_BYTES = int(2.5 * 2**30)
 REQUIRED_DISK_BYTES = 4 * 2**30
+# `standalone` starts none of its parts again. Busy ones may be late by some of Airflow's own thresholds of 30 s.
+UNHEALTHY_SECONDS = 240.0
 PACKAGES = ("torch", "deepspeed", "transformers", "peft", "mlflow", "pyspark")
 
 
@@ -173,8 +175,12 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Tells the state of each task and the new lines of its log until the run has ended."""
+    """Tells the state of each task and the new lines of its log until the run has ended.
+
+    Raises EngineError after ``timeout_seconds``, and where a part of Airflow has ended, without which none goes on.
+    """
     deadline = clock() + timeout_seconds
+    all_well = clock()
     known: dict[str, str | None] = {}
     told: dict[tuple[str, int], int] = {}
     while True:
@@ -188,6 +194,13 @@ def follow(
                 _tell_new_lines(api, run_id, task, told, say)
         if state in FINISHED:
             return state
+        if not (unhealthy := api.unhealthy()):
+            all_well = clock()
+        elif clock() - all_well > UNHEALTHY_SECONDS:
+            raise EngineError(
+                f"Airflow's {' and '.join(unhealthy)} reported nothing for {UNHEALTHY_SECONDS:g} s, and the run cannot "
+                "go on without. Airflow's log says why; starting again is safe."
+            )
         if clock() > deadline:
             raise EngineError(f"The run {run_id} did not end within {timeout_seconds:g} s.")
         sleep(3)

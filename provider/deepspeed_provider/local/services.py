@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from deepspeed_provider.errors import EngineError
+from deepspeed_provider.local.airflow_api import unhealthy_components
 from deepspeed_provider.local.engine import HOME_VARIABLE
 from deepspeed_provider.local.processes import (
     ProcessRecord,
@@ -175,11 +176,5 @@ def airflow_service(home: Path, *, port: int, dags_folder: Path, mlflow_url: str
         folder=folder,
         environment={**os.environ, **settings},
         health_path="/api/v2/monitor/health",
-        healthy=_airflow_components_healthy,
+        healthy=lambda body: not unhealthy_components(json.loads(body)),
     )
-
-
-def _airflow_components_healthy(body: str) -> bool:
-    components = json.loads(body)
-    wanted = ("metadatabase", "scheduler", "triggerer", "dag_processor")
-    return all((components.get(name) or {}).get("status") == "healthy" for name in wanted)
