@@ -43,6 +43,7 @@ KINDS = {
     "killed for host memory": (FAILED, {"error": "exits with return code = -9"}, None, "HOST_OOM"),
     "a missing package": (FAILED, {"error": "ModuleNotFoundError: No module named 'peft'"}, None, "USER"),
     "a broken collective": (FAILED, {"error": "DistBackendError: NCCL error"}, None, "TRANSIENT"),
+    "a port that was taken": (FAILED, {"error": "DistNetworkError: port: 43103, name: EADDRINUSE"}, None, "TRANSIENT"),
     "Java's memory": (FAILED, {"error": "java.lang.OutOfMemoryError: Java heap space"}, None, "HOST_OOM"),
     "NCCL's chatter": (FAILED, {"error": "ValueError: bad column", "logs": "g5: NCCL INFO ring"}, None, "UNKNOWN"),
     "a warning of what was got over": (

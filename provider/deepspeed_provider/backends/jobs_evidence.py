@@ -41,7 +41,10 @@ MEMORY_PATTERNS: Final = (
 # Of the exception that ended the run alone: the output also tells of what somebody has caught, and NCCL's own chatter.
 CAUSE_PATTERNS: Final = (
     (re.compile(r"ModuleNotFoundError|ImportError|InputError|DeepSpeedConfigError"), FailureKind.USER),
-    (re.compile(r"NCCL|ProcessGroup|Watchdog caught collective|Connection (?:reset|refused)"), FailureKind.TRANSIENT),
+    (
+        re.compile(r"NCCL|ProcessGroup|Watchdog caught collective|Connection (?:reset|refused)|EADDRINUSE"),
+        FailureKind.TRANSIENT,
+    ),
 )
 # A line that begins with an exception's name, be it a rank's.
 EXCEPTION_LINE: Final = re.compile(

@@ -54,6 +54,8 @@ ERROR_PATTERNS: tuple[tuple[str, FailureKind, str], ...] = (
         FailureKind.USER,
         "client and cluster run different Python minor versions; run Airflow's workers on the cluster's version",
     ),
+    # pyspark's distributor picks a free port seconds before torchrun listens on it.
+    ("EADDRINUSE", FailureKind.TRANSIENT, "the port on which the ranks were to meet was taken in the meantime"),
     ("SPARK-24819", FailureKind.CAPACITY, "the cluster has fewer free task slots than the run has ranks"),
     ("OPERATION_CANCELED", FailureKind.CANCELLED, "the operation was cancelled on the server"),
     ("OPERATION_ABANDONED", FailureKind.CANCELLED, "the server gave the operation up because nobody asked for it"),
